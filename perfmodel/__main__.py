@@ -1,0 +1,7 @@
+"""`python -m perfmodel` is the command `perfmodel`."""
+
+import sys
+
+from perfmodel.cli import main
+
+sys.exit(main())

@@ -1,0 +1,175 @@
+"""Any result as formula, then numbers, then value; and the equations a report prints."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import sympy as sp
+
+from perfmodel.errors import InputError
+from perfmodel.operators import families as fam
+from perfmodel.operators.builder import Op
+from perfmodel.roofline import ROOFLINE
+from perfmodel.symbolic import Chain
+
+if TYPE_CHECKING:
+    from perfmodel.api import Estimate
+    from perfmodel.step import StepChain
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """`inputs` are (symbol, value, unit, doc, source) of everything the formula names."""
+
+    name: str
+    unit: str
+    doc: str
+    formula: str
+    latex: str
+    numbers: str
+    value: float
+    inputs: list[tuple[str, float, str, str, str]]
+
+
+METRICS = {
+    "step_time": "step_time",
+    "tpot": "tpot",
+    "interactivity": "interactivity",
+    "throughput": "throughput",
+    "throughput_gpu": "throughput_gpu",
+    "throughput_mw": "throughput_mw",
+    "usd_per_mtok": "usd_per_mtok",
+    "memory": "memory",
+}
+PARTS = ("flops", "weight_bytes", "kv_bytes", "act_bytes", "message_bytes", "link_s", "latency_s")
+
+
+def _operators(e: Estimate, step: StepChain) -> dict[str, int]:
+    shown = {(o.layer_kind, o.name) for o in e.operators}
+    return {
+        f"{op.layer_kind}.{op.name}": i
+        for i, op in enumerate(step.ops)
+        if (op.layer_kind, op.name) in shown
+    }
+
+
+def names(e: Estimate, step: StepChain) -> list[str]:
+    """What can be explained: metrics, operators (KIND.OPERATOR) and their parts (....flops)."""
+    out = [n for n, d in METRICS.items() if d in step.chain.defs]
+    for op, i in _operators(e, step).items():
+        out.append(op)
+        out += [f"{op}.{p}" for p in PARTS if p in step.ops[i].formulas.defs]
+    return out
+
+
+def explain(e: Estimate, step: StepChain, name: str) -> Explanation:
+    """The explanation of one name; raises InputError listing near ones when it is unknown."""
+    if name in METRICS and METRICS[name] in step.chain.defs:
+        return _definition(step.chain, METRICS[name], e.values, e.sources)
+    ops = _operators(e, step)
+    if name in ops:
+        return _operator_time(e, step, name, ops[name])
+    stem, _, part = name.rpartition(".")
+    if stem in ops and part in step.ops[ops[stem]].formulas.defs:
+        return _operator_part(e, step.ops[ops[stem]], name, part)
+    import difflib
+
+    near = difflib.get_close_matches(name, names(e, step), 3, 0.4)
+    raise InputError(
+        f"explain: {name!r} is unknown; did you mean {', '.join(near) or 'step_time'}? "
+        "(`perfmodel explain list` shows all)"
+    )
+
+
+def _evaluate(expr: sp.Expr, values: dict[str, Any]) -> float:
+    return float(sp.sympify(expr).subs({s: values[s.name] for s in sp.sympify(expr).free_symbols}))
+
+
+def _number(x: float) -> str:
+    return f"{x:,.0f}" if float(x).is_integer() and abs(x) < 1e7 else f"{x:.4g}"
+
+
+def _with_numbers(expr: sp.Expr, values: dict[str, float]) -> str:
+    """The formula as text with each symbol replaced by its number."""
+    table = {s: sp.Symbol(_number(values[s.name])) for s in expr.free_symbols}
+    return str(expr.xreplace(table))
+
+
+def _definition(
+    chain: Chain, name: str, values: dict[str, float], sources: dict[str, str], shown: str = ""
+) -> Explanation:
+    term, expr = chain.defs[name]
+    expr = expr.xreplace({t.symbol: v for t, v in chain.constants.values()})
+    inputs = [
+        (s.name, values[s.name], chain.term(s.name).unit, chain.term(s.name).doc,
+         sources.get(s.name, "defined by the model" if s.name in chain.defs else "given"))
+        for s in sorted(expr.free_symbols, key=lambda s: s.name)
+    ]  # fmt: skip
+    return Explanation(
+        shown or name, term.unit, term.doc, f"{name} = {expr}", chain.latex(name),
+        _with_numbers(expr, values), values[name], inputs,
+    )  # fmt: skip
+
+
+def _operator_part(e: Estimate, op: Op, name: str, part: str) -> Explanation:
+    values: dict[str, float] = {}
+    chain = op.formulas
+    for n in chain.inputs:
+        if n in op.bindings:
+            values[n] = _evaluate(op.bindings[n], e.values)
+    for n, (_, expr) in chain.defs.items():
+        e2 = expr.xreplace({t.symbol: v for t, v in chain.constants.values()})
+        values[n] = _evaluate(e2, values)
+    sources = {n: f"{n} = {op.bindings[n]}" for n in chain.inputs if n in op.bindings}
+    return _definition(chain, part, values, sources, name)
+
+
+def _operator_time(e: Estimate, step: StepChain, name: str, i: int) -> Explanation:
+    op, v = step.ops[i], e.values
+    if op.link is not None:
+        return _definition(step.chain, f"o{i}_t", v, e.sources, name)
+    moved = sum(_evaluate(op.cost(p), v) for p in ("weight_bytes", "kv_bytes", "act_bytes"))
+    peak, ec = f"P_{op.rate}", f"e_{op.compute_class}_{op.rate}"
+    em = f"e_hbm_{op.memory_class}"
+    values = dict(
+        F=_evaluate(op.cost("flops"), v), X=moved, P=v[peak], e_c=v[ec], W=v["W_hbm"], e_m=v[em],
+        n_k=float(op.kernels), tau=v["tau_kernel"],
+    )  # fmt: skip
+    sources = {
+        "F": f"see {name}.flops", "X": f"weights, cache and activations: see {name}.weight_bytes",
+        "P": e.sources[peak], "e_c": e.sources[ec], "W": e.sources["W_hbm"],
+        "e_m": e.sources[em], "n_k": "kernels counted for this operator",
+        "tau": e.sources["tau_kernel"],
+    }  # fmt: skip
+    for n, (_, expr) in ROOFLINE.defs.items():
+        values[n] = _evaluate(expr, values)
+    expr = ROOFLINE.expr("t_op")
+    inputs = [
+        (s.name, values[s.name], ROOFLINE.inputs[s.name].unit, ROOFLINE.inputs[s.name].doc,
+         sources[s.name])
+        for s in sorted(expr.free_symbols, key=lambda s: s.name)
+    ]  # fmt: skip
+    return Explanation(
+        name, "s", f"time of {name} in one of {op.count} layers", f"t_op = {expr}",
+        ROOFLINE.latex("t_op"), _with_numbers(expr, values), v[f"o{i}_t"], inputs,
+    )  # fmt: skip
+
+
+def key_equations() -> list[tuple[str, str, str]]:
+    """(name, what it says, LaTeX) of the equations that carry the model, for reports."""
+    out = []
+    for chain, wanted in (
+        (ROOFLINE, ("t_c", "t_m", "t_f", "t_op")),
+        (fam.LINEAR, ("flops", "weight_bytes")),
+        (fam.EXPERTS, ("touched", "flops", "weight_bytes")),
+        (fam.ATTENTION, ("flops", "kv_bytes")),
+        (fam.INDEXER, ("flops", "kv_bytes")),
+        (fam.DELTA_RULE, ("kv_bytes",)),
+        (fam.COLLECTIVE, ("share_out", "message_bytes", "t_in", "t_out", "link_s")),
+    ):
+        for n in wanted:
+            out.append(
+                (f"{chain.name}.{n}", f"{chain.doc}: {chain.defs[n][0].doc}", chain.latex(n))
+            )
+    return out

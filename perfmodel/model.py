@@ -1,0 +1,293 @@
+"""Model cards: the shape of a model as an ordered list of layers, with its precisions.
+
+A card is data only. Dims are plain counts; each section carries the source key and the mark
+(vendor, measured, estimate) of all its numbers.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Annotated, Literal
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    PositiveFloat,
+    PositiveInt,
+    ValidationInfo,
+    model_validator,
+)
+
+from perfmodel.catalog import Bytes, Count
+from perfmodel.errors import InputError
+from perfmodel.precision import FORMATS, Format
+
+Dim = Annotated[PositiveInt, Field(le=10**9, strict=True)]
+
+
+def _resolve_source(key: str, info: ValidationInfo) -> str:
+    sources = (info.context or {}).get("sources", {})
+    if key not in sources:
+        raise ValueError(f"source key is not in [sources]; known: {', '.join(sources) or 'none'}")
+    return sources[key]
+
+
+Source = Annotated[str, AfterValidator(_resolve_source)]
+
+
+def _known_format(name: str) -> str:
+    if name not in FORMATS:
+        raise ValueError(f"unknown number format; known: {', '.join(FORMATS)}")
+    return name
+
+
+FormatName = Annotated[str, AfterValidator(_known_format)]
+
+
+class Section(BaseModel):
+    """A table of a card: unknown keys are errors; one mark and source for all its numbers."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    kind: Literal["vendor", "measured", "estimate"]
+    source: Source
+
+
+class Indexer(BaseModel):
+    """Lightning indexer: small heads that score every entry and keep the top k."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    heads: Dim
+    head_dim: Dim
+    top_k: Dim
+
+
+class CompressedAttention(Section):
+    """DeepSeek V4 attention: one shared KV head; `compression` 0 is the pure sliding window."""
+
+    type: Literal["compressed"]
+    heads: Dim
+    head_dim: Dim
+    q_lora_rank: Dim
+    o_groups: Dim
+    o_lora_rank: Dim
+    window: Dim
+    compression: Annotated[int, Field(ge=0, le=4096, strict=True)]
+    overlap: bool = False
+    indexer: Indexer | None = None
+
+
+class MLA(Section):
+    """Multi-head latent attention, with or without sparse selection and an output gate."""
+
+    type: Literal["mla"]
+    heads: Dim
+    q_lora_rank: Dim
+    kv_lora_rank: Dim
+    nope_dim: Dim
+    rope_dim: Dim
+    v_dim: Dim
+    output_gate: bool = False
+    indexer: Indexer | None = None
+
+
+class KDA(Section):
+    """Kimi delta attention: a constant recurrent state and a short convolution."""
+
+    type: Literal["kda"]
+    heads: Dim
+    head_dim: Dim
+    decay_rank: Dim
+    conv_kernel: Dim
+    chunk: Dim
+
+
+class MoE(Section):
+    """Routed experts, shared experts and (where `latent_dim` is set) latent projections."""
+
+    type: Literal["moe"]
+    experts: Dim
+    experts_per_token: Dim
+    intermediate: Dim
+    shared_experts: Annotated[int, Field(ge=0, le=64, strict=True)]
+    latent_dim: Dim | None = None
+    hash_layers: Annotated[int, Field(ge=0, strict=True)] = 0
+
+    @model_validator(mode="after")
+    def _enough(self) -> MoE:
+        if self.experts_per_token > self.experts:
+            raise ValueError(
+                f"experts_per_token {self.experts_per_token} is more than experts {self.experts}"
+            )
+        return self
+
+
+class Dense(Section):
+    """A gated dense feed-forward layer (three matrices)."""
+
+    type: Literal["dense"]
+    intermediate: Dim
+
+
+Attention = Annotated[CompressedAttention | MLA | KDA, Field(discriminator="type")]
+FeedForward = Annotated[MoE | Dense, Field(discriminator="type")]
+
+
+class Residual(Section):
+    """How layers are joined: `mhc` (n streams, two sites a layer) or `attnres` (blocks)."""
+
+    type: Literal["mhc", "attnres"]
+    streams: Dim | None = None
+    block_layers: Dim | None = None
+
+    @model_validator(mode="after")
+    def _complete(self) -> Residual:
+        if self.type == "mhc" and self.streams is None:
+            raise ValueError("an mhc residual needs streams")
+        if self.type == "attnres" and self.block_layers is None:
+            raise ValueError("an attnres residual needs block_layers")
+        return self
+
+
+class Shape(Section):
+    hidden_size: Dim
+    vocab_size: Dim
+    context_tokens: Dim
+    order: Annotated[list[str], Field(min_length=1, max_length=1000)]
+
+
+class Cache(BaseModel):
+    """Bytes of what stays resident for a sequence."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    entry_bytes: PositiveFloat
+    index_key_bytes: PositiveFloat | None = None
+    state_value_bytes: PositiveFloat | None = None
+    conv_value_bytes: PositiveFloat | None = None
+    tail_bytes_per_sequence: Annotated[float, Field(ge=0)] = 0.0
+    attention_rate: Literal["bf16", "fp8"]
+    index_rate: Literal["bf16", "fp8", "fp4"] = "fp8"
+    score_bytes: PositiveFloat = 4.0
+
+
+class Precision(Section):
+    """A number format per tensor class; `default` holds for classes not named."""
+
+    summary: str
+    weights: dict[str, FormatName]
+    activations: dict[str, FormatName]
+    cache: Cache
+
+    @model_validator(mode="after")
+    def _defaults(self) -> Precision:
+        for name, table in (("weights", self.weights), ("activations", self.activations)):
+            if "default" not in table:
+                raise ValueError(f"{name} needs a `default` format")
+            if unknown := set(table) - TENSOR_CLASSES - {"default"}:
+                raise ValueError(
+                    f"{name} names unknown tensor classes {sorted(unknown)}; "
+                    f"known: {', '.join(sorted(TENSOR_CLASSES))}"
+                )
+        return self
+
+    def weight(self, tensor_class: str) -> Format:
+        return FORMATS[self.weights.get(tensor_class, self.weights["default"])]
+
+    def activation(self, tensor_class: str) -> Format:
+        return FORMATS[self.activations.get(tensor_class, self.activations["default"])]
+
+
+TENSOR_CLASSES = frozenset(
+    {"experts", "shared", "dense", "attention", "compressor", "indexer", "router", "latent"}
+    | {"head", "embedding", "residual", "vision", "draft_projection"}
+)
+
+
+class Draft(Section):
+    """A draft head for speculation: layers run `passes` times a step, or once over a block."""
+
+    method: Literal["mtp", "dspark"]
+    layers: Annotated[list[str], Field(min_length=1, max_length=16)]
+    block: bool
+    projections: Annotated[int, Field(ge=0, le=8, strict=True)] = 0
+    max_tokens: Dim
+    in_checkpoint: bool
+    acceptance: dict[str, float]
+
+    @model_validator(mode="after")
+    def _lengths(self) -> Draft:
+        for k, v in self.acceptance.items():
+            if not k.isdigit() or not 1 <= v <= int(k) + 1:
+                raise ValueError(
+                    f"acceptance {k} = {v}: expected draft tokens = acceptance length, "
+                    "which counts the bonus token and lies in 1 .. draft tokens + 1"
+                )
+        return self
+
+
+class Published(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    total_parameters: Count
+    active_parameters: Count
+    checkpoint: Bytes | None = None
+
+
+class Vision(Section):
+    parameters: Dim
+
+
+class Model(BaseModel):
+    """A whole model card."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    id: str
+    name: str
+    vendor: str
+    summary: str
+    date: str | None = None
+    notes: list[str] = []
+    sources: dict[str, str]
+    published: Published
+    shape: Shape
+    attention: dict[str, Attention]
+    ffn: dict[str, FeedForward]
+    residual: Residual | None = None
+    vision: Vision | None = None
+    precision: dict[str, Precision]
+    draft: dict[str, Draft] = {}
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Model:
+        for where, names in [("shape.order", self.shape.order)] + [
+            (f"draft.{n}.layers", d.layers) for n, d in self.draft.items()
+        ]:
+            for i, layer in enumerate(names):
+                a, _, f = layer.partition("/")
+                if a not in self.attention or f not in self.ffn:
+                    raise ValueError(
+                        f"{where}[{i}] = {layer!r}: expected ATTENTION/FFN with attention in "
+                        f"{sorted(self.attention)} and ffn in {sorted(self.ffn)}"
+                    )
+        if "native" not in self.precision:
+            raise ValueError("precision needs a `native` entry")
+        return self
+
+    @property
+    def layers(self) -> int:
+        return len(self.shape.order)
+
+    def attention_counts(self) -> Counter[str]:
+        """Layers of each attention name, in order of first use."""
+        return Counter(x.partition("/")[0] for x in self.shape.order)
+
+    def ffn_counts(self) -> Counter[str]:
+        return Counter(x.partition("/")[2] for x in self.shape.order)
+
+    def precision_named(self, name: str) -> Precision:
+        if name not in self.precision:
+            raise InputError(
+                f"precision: {name!r} is not on the card of {self.id}; "
+                f"it has: {', '.join(self.precision)}"
+            )
+        return self.precision[name]

@@ -1,0 +1,1 @@
+"""What each operator computes, reads, writes and sends: one small file a family."""

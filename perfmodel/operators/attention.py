@@ -1,0 +1,166 @@
+"""Attention kinds: DeepSeek V4 compressed attention, MLA (dense or sparse) and Kimi delta."""
+
+from __future__ import annotations
+
+import sympy as sp
+
+from perfmodel.model import KDA, MLA, CompressedAttention
+from perfmodel.operators import families as fam
+from perfmodel.operators.builder import DCP, SEQS, TP, Builder, T
+from perfmodel.symbolic import smaller
+
+
+def compressed(b: Builder, a: CompressedAttention) -> None:
+    """CSA (indexer over T/4), HCA (dense over T/128) or the pure sliding window."""
+    h, cache = b.model.shape.hidden_size, b.precision.cache
+    width = a.heads * a.head_dim
+    b.linear("q_down+kv", "attention", h, a.q_lora_rank + a.head_dim)
+    b.elementwise("norm+rope", 2 * (a.q_lora_rank + a.head_dim) + 2 * h)
+    b.linear("q_up", "attention", a.q_lora_rank, width, shards=TP)
+    stored: sp.Expr = smaller(a.window, T) * cache.entry_bytes
+    window = b.mean_capped(a.window, 1)
+    attended, read = window, smaller(a.window, b.last_context())
+    if a.compression:
+        # keys and gates, twice as wide where entries overlap (each mixes two strides)
+        wide = 2 * a.head_dim * (2 if a.overlap else 1)
+        ape = (a.compression if not a.overlap else 2 * a.compression) * a.head_dim
+        b.linear("compressor", "compressor", h, wide, kernels=2, extra_params=ape)
+        entries = sp.floor(T / a.compression)
+        last = sp.floor(b.last_context() / a.compression)
+        stored += entries * cache.entry_bytes
+        if a.indexer:
+            i = a.indexer
+            assert cache.index_key_bytes is not None, "checked by the card tests"
+            b.linear("index_query", "indexer", a.q_lora_rank, i.heads * i.head_dim)
+            b.linear("index_weight", "compressor", h, i.heads)
+            b.linear("index_compressor", "compressor", h, 2 * i.head_dim * 2, kernels=2)
+            mean = entries if b.decode else b.mean_context() / a.compression
+            _indexer(b, i.heads, i.head_dim, mean, last)
+            stored += entries * cache.index_key_bytes
+            picked = b.mean_capped(i.top_k, a.compression)
+            attended = picked + window
+            # decode gathers per query; prefill reads each entry once and reuses it on chip
+            read += b.query * picked if b.decode else last
+        else:
+            attended = window + (entries if b.decode else b.mean_context() / a.compression)
+            read += last
+    _core(b, a.heads, a.head_dim, a.head_dim, attended, read, kernels=2)
+    b.elementwise("inverse_rope", 2 * width / TP)
+    b.linear(
+        "o_down", "attention", width // a.o_groups, a.o_lora_rank,
+        groups=a.o_groups, shards=smaller(TP, a.o_groups), kernels=2,
+    )  # fmt: skip
+    b.linear("o_up", "attention", a.o_groups * a.o_lora_rank, h, shards=TP, kernels=2)
+    b.all_reduce("all_reduce", h)
+    b.cache("kv", stored, DCP)
+
+
+def mla(b: Builder, a: MLA) -> None:
+    """Multi-head latent attention: absorbed in decode and when sparse, else full heads."""
+    h, cache = b.model.shape.hidden_size, b.precision.cache
+    qk, latent = a.nope_dim + a.rope_dim, a.kv_lora_rank + a.rope_dim
+    absorbed = b.decode or a.indexer is not None
+    b.linear("q_down+kv_down", "attention", h, a.q_lora_rank + latent)
+    b.elementwise("norm+rope", 2 * (a.q_lora_rank + latent) + 2 * h)
+    b.linear("q_up", "attention", a.q_lora_rank, a.heads * qk, shards=TP)
+    # One weight serves two uses: absorbed into queries and outputs, or unfolding cached latents.
+    seen = b.tokens if absorbed else SEQS * b.last_context()
+    b.linear(
+        "kv_up", "attention", a.kv_lora_rank, a.heads * (a.nope_dim + a.v_dim),
+        shards=TP, tokens=seen, kernels=2,
+    )  # fmt: skip
+    attended, read = b.mean_context(), b.last_context()
+    stored: sp.Expr = T * cache.entry_bytes
+    if a.indexer:
+        i = a.indexer
+        assert cache.index_key_bytes is not None, "checked by the card tests"
+        b.linear("index_query", "indexer", a.q_lora_rank, i.heads * i.head_dim)
+        b.linear("index_key", "indexer", h, i.head_dim)
+        b.linear("index_weight", "compressor", h, i.heads)
+        _indexer(b, i.heads, i.head_dim, b.mean_context(), b.last_context())
+        stored += T * cache.index_key_bytes
+        attended = b.mean_capped(i.top_k, 1)
+        read = b.query * attended if b.decode else b.last_context()
+    dims = (latent, a.kv_lora_rank) if absorbed else (qk, a.v_dim)
+    _core(b, a.heads, *dims, attended, read, kernels=2)
+    if a.output_gate:
+        b.linear("gate", "attention", h, a.heads * a.v_dim, shards=TP, kernels=2)
+    b.linear("o", "attention", a.heads * a.v_dim, h, shards=TP, kernels=2)
+    b.all_reduce("all_reduce", h)
+    b.cache("kv", stored, DCP)
+
+
+def kda(b: Builder, a: KDA) -> None:
+    """Kimi delta attention: projections, short convolution and a state read and written once."""
+    h, cache = b.model.shape.hidden_size, b.precision.cache
+    assert cache.state_value_bytes is not None and cache.conv_value_bytes is not None
+    width, d = a.heads * a.head_dim, a.head_dim
+    b.linear(
+        "qkv+gate", "attention", h, 4 * width, shards=TP, extra_params=3 * width * a.conv_kernel
+    )
+    b.linear("decay_down+beta", "attention", h, a.decay_rank + a.heads)
+    b.linear("decay_up", "attention", a.decay_rank, width, shards=TP)
+    b.elementwise("conv", 2 * 3 * width / TP)
+    state = a.heads * d * d * cache.state_value_bytes
+    conv = (a.conv_kernel - 1) * 3 * width * cache.conv_value_bytes
+    per_token = 7 * d * d if b.decode else 6 * d * d + 3 * a.chunk * d + a.chunk**2
+    b.add(
+        "core",
+        fam.DELTA_RULE,
+        dict(
+            m=b.tokens, b=SEQS, H=a.heads, s=TP, f=per_token, y=state + conv, n_act=5 * width, a=2
+        ),
+        rate="bf16",
+        compute_class=b.attention_class(),
+        memory_class="stream",
+        kernels=2,
+    )
+    b.elementwise("norm+gate", 3 * width / TP)
+    b.linear("o", "attention", width, h, shards=TP)
+    b.all_reduce("all_reduce", h)
+    b.cache("state", sp.Float(state) + sp.Float(conv), TP)
+
+
+def _core(
+    b: Builder, heads: int, d_qk: int, d_v: int, attended: sp.Expr, read: sp.Expr, kernels: int
+) -> None:
+    """The softmax core. Latent KV is one head: replicated over TP, split only by DCP.
+
+    A decode-context-parallel rank holds 1/dcp of the context and dcp times its heads, so its
+    FLOPs stay the same; queries are gathered and partial outputs merged over the dcp group.
+    """
+    cache = b.precision.cache
+    b.add(
+        "core",
+        fam.ATTENTION,
+        dict(
+            m=b.tokens, b=SEQS, H=heads, s=TP, A=attended, d_qk=d_qk, d_v=d_v, R=read,
+            e=cache.entry_bytes, dcp=DCP, a=2,
+        ),
+        rate=cache.attention_rate,
+        compute_class=b.attention_class(),
+        memory_class="attention",
+        kernels=kernels,
+    )  # fmt: skip
+    b.collective(
+        "context_gather", "all_to_all", 2 * b.tokens * heads / TP * DCP * (d_qk + d_v), DCP, 1
+    )
+
+
+def _indexer(b: Builder, heads: int, dim: int, mean: sp.Expr, last: sp.Expr) -> None:
+    cache = b.precision.cache
+    b.add(
+        "index_scan",
+        fam.INDEXER,
+        dict(
+            m=b.tokens, b=SEQS, H=heads, d=dim, A=mean, R=last, e=cache.index_key_bytes,
+            dcp=DCP, z=2 * cache.score_bytes,
+        ),
+        rate=cache.index_rate,
+        compute_class="gemm",
+        memory_class="attention",
+        kernels=2,
+    )  # fmt: skip
+
+
+KINDS = {CompressedAttention: compressed, MLA: mla, KDA: kda}

@@ -1,0 +1,196 @@
+"""The cost formulas of every operator family, each written once.
+
+All quantities are for one GPU and one layer. The formulas are named definitions (see
+`perfmodel.symbolic.Chain`); `builder` binds their inputs to a model's dims and a step's symbols.
+1 MAC = 2 FLOP.
+"""
+
+from __future__ import annotations
+
+import sympy as sp
+
+from perfmodel.symbolic import Chain, larger, smaller
+
+
+def _linear() -> Chain:
+    c = Chain("linear", "dense projection, g independent groups, weights split s ways")
+    two = c.const("c_mac", 2, "FLOP/token", "one multiply and one add per weight and token")
+    m = c.input("m", "token", "tokens on this GPU")
+    g = c.input("g", "1", "groups")
+    n_in = c.input("n_in", "1", "inputs of a group", r"n_\mathrm{in}")
+    n_out = c.input("n_out", "1", "outputs of a group", r"n_\mathrm{out}")
+    s = c.input("s", "1", "ways the weights are split (tensor parallel)")
+    w = c.input("w", "B", "bytes per weight", r"\beta_w")
+    a = c.input("a", "B/token", "bytes per activation value", r"\beta_a")
+    c.define("flops", "FLOP", "FLOPs", two * m * g * n_in * n_out / s, "F")
+    c.define("weight_bytes", "B", "weights read", g * n_in * n_out * w / s, "X_w")
+    c.define("act_bytes", "B", "activations in and out", a * m * g * (n_in + n_out) / s, "X_a")
+    return c
+
+
+def _experts() -> Chain:
+    c = Chain("experts", "routed experts of one mixture-of-experts layer on one GPU")
+    two = c.const("c_mac", 2, "FLOP/token", "one multiply and one add per weight and token")
+    big_m = c.input("M", "token", "tokens routed in the expert-parallel group")
+    one = c.const("one", 1, "token", "one token: makes the exponent dimensionless")
+    e = c.input("E", "1", "routed experts")
+    k = c.input("k", "1", "experts per token")
+    ep = c.input("ep", "1", "expert-parallel ranks")
+    etp = c.input("etp", "1", "tensor-parallel ways inside an expert")
+    h = c.input("h", "1", "expert input width")
+    d = c.input("d", "1", "expert intermediate width")
+    n_mat = c.input("n_mat", "1", "matrices in an expert (3: gate, up, down)", r"n_\mathrm{mat}")
+    w = c.input("w", "B", "bytes per weight", r"\beta_w")
+    a = c.input("a", "B/token", "bytes per activation value", r"\beta_a")
+    r = c.input("r", "token", "rows of tile padding per touched expert", r"r_\mathrm{tile}")
+    phi = c.input("phi", "1", "load of the busiest rank over the mean", r"\varphi")
+    touched = c.define(
+        "touched",
+        "1",
+        "experts on this rank that get at least one token (uniform routing)",
+        e / ep * (1 - (1 - k / e) ** (big_m / one)),
+        r"n_\mathrm{touched}",
+    )
+    pairs = c.define("pairs", "token", "token-expert pairs on this rank", phi * big_m * k / ep)
+    c.define(
+        "flops",
+        "FLOP",
+        "FLOPs, padding included",
+        two * (pairs + r * touched) * n_mat * h * d / etp,
+        "F",
+    )
+    c.define(
+        "weight_bytes", "B", "weights of touched experts", touched * n_mat * h * d * w / etp, "X_w"
+    )
+    c.define(
+        "act_bytes", "B", "activations in and out", a * pairs * (2 * h + n_mat * d / etp), "X_a"
+    )
+    return c
+
+
+def _attention() -> Chain:
+    c = Chain("attention", "softmax attention core over a KV cache")
+    two = c.const("c_mac", 2, "FLOP/token**2", "one multiply and one add per pair and dimension")
+    m = c.input("m", "token", "query tokens on this GPU")
+    b = c.input("b", "1", "sequences on this GPU")
+    heads = c.input("H", "1", "query heads")
+    s = c.input("s", "1", "ways the heads are split")
+    big_a = c.input("A", "token", "entries attended by a query (mean)")
+    d_qk = c.input("d_qk", "1", "query and key dims of a head", r"d_{qk}")
+    d_v = c.input("d_v", "1", "value dims of a head", r"d_v")
+    big_r = c.input("R", "token", "cache entries read per sequence")
+    e = c.input(
+        "e", "B/token", "bytes of a cache entry (all KV heads held here)", r"\beta_\mathrm{kv}"
+    )
+    dcp = c.input("dcp", "1", "ways the context is split (decode context parallel)")
+    a = c.input("a", "B/token", "bytes per activation value", r"\beta_a")
+    c.define(
+        "flops", "FLOP", "score and value products", two * m * heads / s * big_a * (d_qk + d_v), "F"
+    )
+    c.define("kv_bytes", "B", "cache read", b * big_r * e / dcp, r"X_\mathrm{kv}")
+    c.define("act_bytes", "B", "queries in, outputs out", a * m * heads / s * (d_qk + d_v), "X_a")
+    return c
+
+
+def _indexer() -> Chain:
+    c = Chain("indexer", "lightning indexer: scores every entry, then selects the top k")
+    two = c.const("c_mac", 2, "FLOP/token**2", "one multiply and one add per pair and dimension")
+    m = c.input("m", "token", "query tokens on this GPU")
+    b = c.input("b", "1", "sequences on this GPU")
+    heads = c.input("H", "1", "index heads (replicated over tensor parallel ranks)")
+    d = c.input("d", "1", "dims of an index head")
+    big_a = c.input("A", "token", "entries scored by a query (mean)")
+    big_r = c.input("R", "token", "index keys read per sequence")
+    e = c.input("e", "B/token", "bytes of an index key", r"\beta_\mathrm{idx}")
+    dcp = c.input("dcp", "1", "ways the context is split")
+    z = c.input("z", "B/token**2", "bytes per score, written then read by the selector", r"\beta_z")
+    c.define("flops", "FLOP", "index scores", two * m * heads * d * big_a / dcp, "F")
+    c.define("kv_bytes", "B", "index keys read", b * big_r * e / dcp, r"X_\mathrm{kv}")
+    c.define("act_bytes", "B", "scores written and read", z * m * big_a / dcp, "X_a")
+    return c
+
+
+def _delta_rule() -> Chain:
+    c = Chain("delta_rule", "gated delta rule (KDA): a constant state instead of a KV cache")
+    m = c.input("m", "token", "tokens on this GPU")
+    b = c.input("b", "1", "sequences on this GPU")
+    heads = c.input("H", "1", "heads")
+    s = c.input("s", "1", "ways the heads are split")
+    f = c.input("f", "FLOP/token", "FLOPs per token and head", "f_h")
+    state = c.input("y", "B", "bytes of state per sequence and layer, recurrent and conv")
+    width = c.input("n_act", "1", "activation values per token in and out", r"n_\mathrm{act}")
+    a = c.input("a", "B/token", "bytes per activation value", r"\beta_a")
+    rw = c.const("c_rw", 2, "1", "the state is read and written")
+    c.define("flops", "FLOP", "state update and read-out", m * heads * f / s, "F")
+    c.define(
+        "kv_bytes", "B", "state read and written once a step", rw * b * state / s, r"X_\mathrm{kv}"
+    )
+    c.define("act_bytes", "B", "projected inputs and outputs", a * m * width / s, "X_a")
+    return c
+
+
+def _elementwise() -> Chain:
+    c = Chain("elementwise", "norms, residual mixing and other memory passes")
+    m = c.input("m", "token", "tokens on this GPU")
+    n = c.input("n", "1", "values read and written per token")
+    f = c.input("f", "FLOP/token", "FLOPs per token")
+    a = c.input("a", "B/token", "bytes per value", r"\beta_a")
+    c.define("flops", "FLOP", "FLOPs", m * f, "F")
+    c.define("act_bytes", "B", "values read and written", a * m * n, "X_a")
+    return c
+
+
+def _collective() -> Chain:
+    c = Chain("collective", "one collective: latency by tier, then bytes over the slower tier")
+    x = c.input("x", "B", "payload of one GPU")
+    g = c.input("g", "1", "GPUs in the group")
+    v = c.input("v", "1", "how often the payload crosses a link (all-reduce 2, others 1)")
+    dom = c.input("D", "1", "GPUs of one NVLink domain")
+    bw_in = c.input(
+        "W_in", "B/s", "NVLink bandwidth x efficiency, one direction", r"W_\mathrm{nvl}"
+    )
+    bw_out = c.input(
+        "W_out", "B/s", "scale-out bandwidth x efficiency, one direction", r"W_\mathrm{out}"
+    )
+    lat = c.input("l", "s", "latency inside the domain", r"\ell_\mathrm{nvl}")
+    lat_out = c.input(
+        "l_out", "s", "extra latency once the group leaves the domain", r"\ell_\mathrm{out}"
+    )
+    # The share of peers outside the domain; ranks fill a domain before they leave it.
+    out = c.define(
+        "share_out",
+        "1",
+        "share of the payload that leaves the NVLink domain",
+        larger(0, 1 - dom / g),
+        "o",
+    )
+    sent = c.define("message_bytes", "B", "bytes each GPU sends", v * x * (g - 1) / g, "X_m")
+    t_in = c.define("t_in", "s", "time on NVLink", sent * (1 - out) / bw_in, r"t_\mathrm{nvl}")
+    t_out = c.define(
+        "t_out", "s", "time on the scale-out network", sent * out / bw_out, r"t_\mathrm{out}"
+    )
+    c.define(
+        "link_s",
+        "s",
+        "transfer time: both tiers run at once",
+        larger(t_in, t_out),
+        r"t_\mathrm{link}",
+    )
+    on = smaller(1, g - 1)
+    far = sp.ceiling(out)
+    c.define(
+        "latency_s", "s", "latency (none for a group of one)", on * lat + far * lat_out, r"\ell"
+    )
+    return c
+
+
+LINEAR = _linear()
+EXPERTS = _experts()
+ATTENTION = _attention()
+INDEXER = _indexer()
+DELTA_RULE = _delta_rule()
+ELEMENTWISE = _elementwise()
+COLLECTIVE = _collective()
+FAMILIES = {
+    c.name: c for c in (LINEAR, EXPERTS, ATTENTION, INDEXER, DELTA_RULE, ELEMENTWISE, COLLECTIVE)
+}

@@ -1,0 +1,63 @@
+"""What is not a layer: embedding, head, residual mixing, drafts, pipeline sends."""
+
+from __future__ import annotations
+
+import sympy as sp
+
+from perfmodel.operators import families as fam
+from perfmodel.operators.builder import DP, PP, SEQS, TP, Builder
+
+
+def residual(b: Builder) -> None:
+    """Hyper-connections (mHC) or attention residuals, for the layers of the current kind."""
+    r, h = b.model.residual, b.model.shape.hidden_size
+    if r is None:
+        return
+    if r.type == "mhc":
+        n = r.streams or 1
+        mix = (2 + n) * n
+        for site in ("attention", "ffn"):
+            # The mix is a tall thin product in fp32; it reads all streams, as the passes do.
+            b.linear(f"mhc_{site}_mix", "residual", n * h, mix)
+            values = (n * h + h) + (n * h + h + n * h)  # pre: streams -> input; post: merge back
+            b.elementwise(f"mhc_{site}", values, flops=2 * n * n * h + 2 * n * h, kernels=2)
+        return
+    # Attention residuals, unfused: two aggregations read every block output so far.
+    block = r.block_layers or 1
+    sources = sp.Rational(sum(i // block + 1 for i in range(b.model.layers)), b.model.layers)
+    b.elementwise("attention_residual", 2 * (sources + 1) * h, flops=4 * sources * h)
+
+
+def embedding(b: Builder) -> None:
+    h, v = b.model.shape.hidden_size, b.model.shape.vocab_size
+    fmt = b.precision.weight("embedding")
+    b.add(
+        "embedding",
+        fam.ELEMENTWISE,
+        dict(m=b.tokens, n=2 * h, f=0, a=2),
+        rate="bf16",
+        compute_class="gemm",
+        memory_class="stream",
+        kernels=1,
+        tensor_class="embedding",
+        params=v * h,
+        bytes_per_param=fmt.bytes_per_value,
+        resident=TP,
+    )
+
+
+def head(b: Builder) -> None:
+    """Final norm and vocabulary projection; prefill needs it for the last token only."""
+    s = b.model.shape
+    tokens = b.tokens if b.decode else SEQS
+    b.linear("head", "head", s.hidden_size, s.vocab_size, shards=TP, tokens=tokens, kernels=3)
+    logits = 4 * tokens * s.vocab_size / TP
+    b.collective("gather_logits", "all_reduce", logits, TP, 1)
+
+
+def pipeline_send(b: Builder) -> None:
+    """Hidden states (all residual streams) to the next pipeline stage."""
+    r = b.model.residual
+    streams = r.streams or 1 if r is not None and r.type == "mhc" else 1
+    payload = 2 * b.tokens * b.model.shape.hidden_size * streams / TP
+    b.collective("pipeline_send", "send", payload, TP * DP * PP, 1, count=PP - 1)

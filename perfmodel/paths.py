@@ -1,0 +1,30 @@
+"""Where the data files are: beside the package in a checkout, inside it in an installed wheel."""
+
+from pathlib import Path
+
+from perfmodel.errors import InputError
+
+PACKAGE = Path(__file__).resolve().parent
+NAMES = ("hardware", "models", "notebooks", "reports")
+
+
+def checkout() -> Path | None:
+    """Return the root of the source checkout this package runs from, or None if installed."""
+    root = PACKAGE.parent
+    # Both files together: a pyproject.toml alone may be that of another project around us.
+    if (root / "pyproject.toml").is_file() and (root / "run.py").is_file():
+        return root
+    return None
+
+
+def data_dir(name: str) -> Path:
+    """Return the folder of the data called name: hardware, models, notebooks or reports.
+
+    Raises InputError for another name.
+    """
+    if name not in NAMES:
+        raise InputError(f"data folder: {name!r} is unknown, expected one of {', '.join(NAMES)}")
+    if name == "models":  # part of the package in both cases
+        return PACKAGE / "models"
+    root = checkout()
+    return root / name if root else PACKAGE / "_data" / name

@@ -1,0 +1,88 @@
+"""Cost + machine -> seconds, with the bound named."""
+
+from __future__ import annotations
+
+from perfmodel.hardware import System
+from perfmodel.precision import RATES
+from perfmodel.symbolic import Chain, larger
+
+MODES = {
+    "calibrated": "calibrated: measured efficiencies and latency floors",
+    "speed-of-light": "speed of light: datasheet peaks, no floors, no overheads",
+}
+
+
+def _roofline() -> Chain:
+    c = Chain("roofline", "time of one operator")
+    f = c.input("F", "FLOP", "FLOPs of the operator")
+    x = c.input("X", "B", "HBM bytes of the operator")
+    peak = c.input("P", "FLOP/s", "peak at the operator's precision")
+    ec = c.input("e_c", "1", "compute efficiency", r"\eta_c")
+    bw = c.input("W", "B/s", "HBM bandwidth")
+    em = c.input("e_m", "1", "memory efficiency", r"\eta_m")
+    n = c.input("n_k", "1", "kernels launched", r"n_k")
+    floor = c.input("tau", "s", "latency floor of a kernel", r"\tau")
+    t_c = c.define("t_c", "s", "compute time", f / (peak * ec))
+    t_m = c.define("t_m", "s", "memory time", x / (bw * em))
+    t_f = c.define("t_f", "s", "latency floor", n * floor)
+    c.define("t_op", "s", "operator time", larger(t_c, t_m) + t_f, r"t_\mathrm{op}")
+    return c
+
+
+ROOFLINE = _roofline()
+
+COMPUTE_CLASSES = ("gemm", "moe", "attention_prefill", "attention_decode")
+MEMORY_CLASSES = ("gemm", "moe", "attention", "stream")
+
+
+def machine_numbers(system: System, mode: str) -> dict[str, tuple[float, str]]:
+    """Every machine number of the step: name -> (SI value, source).
+
+    In speed-of-light mode efficiencies are 1 and floors 0. A chip without FP8 or FP4 runs those
+    operands at the next wider peak, with that rate's efficiency.
+    """
+    light = mode == "speed-of-light"
+    ideal = "speed of light: not applied"
+    out: dict[str, tuple[float, str]] = {}
+
+    def put(name: str, path: str, label: str = "") -> None:
+        q = system.field(path)
+        note = f" ({label})" if label else ""
+        out[name] = (q.value, f"{q.source} [{q.kind}]{note}")
+
+    rate = "bf16"
+    for r in RATES:
+        if getattr(system.chip, f"peak_{r}", None) is not None:
+            rate = r
+        fallback = "" if rate == r else f"no {r} on this chip: runs at {rate}"
+        put(f"P_{r}", f"chip.peak_{rate}", fallback)
+        for cls in COMPUTE_CLASSES:
+            # Attention has no FP4 form: its operands are FP8 at the narrowest.
+            has = "fp8" if cls.startswith("attention") and rate == "fp4" else rate
+            if light:
+                out[f"e_{cls}_{r}"] = (1.0, ideal)
+            else:
+                put(f"e_{cls}_{r}", f"efficiency.{cls}_{has}", fallback)
+    put("W_hbm", "memory.bandwidth")
+    for cls in MEMORY_CLASSES:
+        if light:
+            out[f"e_hbm_{cls}"] = (1.0, ideal)
+        else:
+            put(f"e_hbm_{cls}", f"efficiency.hbm_{cls}")
+    put("D", "scale_up.gpus")
+    for name, path in (
+        ("W_nvl", "scale_up.bandwidth"),
+        ("W_out", "scale_out.bandwidth"),
+    ):
+        put(name, path)
+    for kind in ("all_reduce", "all_to_all", "scale_out"):
+        if light:
+            out[f"e_link_{kind}"] = (1.0, ideal)
+        else:
+            put(f"e_link_{kind}", f"efficiency.link_{kind}")
+    for name in ("kernel", "all_reduce", "all_to_all", "scale_out", "send", "step", "tile_rows"):
+        if light:
+            out[f"tau_{name}"] = (0.0, ideal)
+        else:
+            put(f"tau_{name}", f"floors.{name}")
+    return out

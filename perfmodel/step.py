@@ -1,0 +1,266 @@
+"""The step: a model, a precision and a phase become one chain of definitions.
+
+`step_chain` collects the operators of every layer kind, turns each into compute, memory, link and
+floor time (see `perfmodel.roofline`), and sums them over layers. The same chain also counts what
+stays resident on a GPU. It is compiled once and runs over whole columns of configurations.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import sympy as sp
+
+from perfmodel.model import Model
+from perfmodel.operators import attention, feedforward, misc
+from perfmodel.operators.builder import (
+    DP,
+    PP,
+    SEQS,
+    TOKENS,
+    TP,
+    B,
+    Builder,
+    CacheLine,
+    Op,
+    Q,
+    T,
+)
+from perfmodel.precision import RATES
+from perfmodel.roofline import COMPUTE_CLASSES, MEMORY_CLASSES, ROOFLINE
+from perfmodel.symbolic import Chain, larger, smaller, symbol
+
+
+@dataclass(frozen=True)
+class StepChain:
+    """A compiled-on-demand step: its chain, its operators (in order) and its resident caches."""
+
+    chain: Chain
+    ops: tuple[Op, ...]
+    caches: tuple[CacheLine, ...]
+
+    def op_id(self, i: int) -> str:
+        return f"o{i}"
+
+
+def collect(model: Model, precision: str, phase: str, draft: str | None = None) -> Builder:
+    """All operators of one step, layer kinds first, then embedding, head and pipeline sends."""
+    b = Builder(model, model.precision_named(precision), phase)
+    for name, n in model.attention_counts().items():
+        b.layer_kind, b.count = name, n
+        a = model.attention[name]
+        attention.KINDS[type(a)](b, a)  # type: ignore[operator]
+    for name, n in model.ffn_counts().items():
+        b.layer_kind, b.count = name, n
+        f = model.ffn[name]
+        feedforward.KINDS[type(f)](b, f)  # type: ignore[operator]
+    b.layer_kind, b.count = "residual", model.layers
+    misc.residual(b)
+    b.layer_kind, b.count = "ends", 1
+    misc.embedding(b)
+    misc.head(b)
+    misc.pipeline_send(b)
+    if draft is not None and phase == "decode":
+        _draft(b, draft)
+    return b
+
+
+def _draft(b: Builder, name: str) -> None:
+    """The draft's layers: `mtp` runs once per drafted token, `dspark` once over the block."""
+    d = b.model.draft[name]
+    drafted = Q - 1
+    b.layer_kind = f"draft {name}"
+    b.tokens = SEQS * drafted if d.block else SEQS
+    b.routed = b.tokens * DP
+    b.query, b.cached = drafted if d.block else sp.Integer(1), False
+    passes: Any = smaller(1, drafted) if d.block else drafted
+    layers = [x.partition("/") for x in d.layers]
+    for a_name, n in {a: sum(x[0] == a for x in layers) for a, _, _ in layers}.items():
+        b.count = n * passes
+        kind = b.model.attention[a_name]
+        attention.KINDS[type(kind)](b, kind)  # type: ignore[operator]
+    for f_name, n in {f: sum(x[2] == f for x in layers) for _, _, f in layers}.items():
+        b.count = n * passes
+        ff = b.model.ffn[f_name]
+        feedforward.KINDS[type(ff)](b, ff)  # type: ignore[operator]
+    b.count = passes
+    h = b.model.shape.hidden_size
+    for i in range(d.projections):
+        b.linear(f"projection_{i + 1}", "draft_projection", h, h)
+    # The draft shares the main head; its pass over the vocabulary is paid again.
+    s = b.model.shape
+    b.linear("head", "head", s.hidden_size, s.vocab_size, shards=TP, kernels=2)
+
+
+INPUTS = (
+    ("B", "1", "sequences in the instance (batch)", None),
+    ("T", "token", "tokens in the cache of each sequence", None),
+    ("q", "token", "new tokens of a sequence in this step", None),
+    ("tp", "1", "attention tensor parallel", None),
+    ("dp", "1", "attention data parallel", None),
+    ("pp", "1", "pipeline stages", None),
+    ("ep", "1", "expert parallel", None),
+    ("etp", "1", "tensor parallel inside an expert", None),
+    ("dcp", "1", "decode context parallel", None),
+    ("D", "1", "GPUs of one NVLink domain", None),
+    ("phi", "1", "load of the busiest expert rank over the mean", r"\varphi"),
+    ("W_hbm", "B/s", "HBM bandwidth", r"W_\mathrm{hbm}"),
+    ("W_nvl", "B/s", "NVLink bandwidth, one direction", r"W_\mathrm{nvl}"),
+    ("W_out", "B/s", "scale-out bandwidth, one direction", r"W_\mathrm{out}"),
+    ("A", "token", "tokens a step yields per sequence (acceptance length)", None),
+    ("P_gpu", "W", "power per GPU on the named basis", r"P_\mathrm{gpu}"),
+    ("c_gpu", "USD/s", "cost per GPU and second on the named basis", r"c_\mathrm{gpu}"),
+    ("workspace", "B", "communication buffers, graphs and scratch per GPU", r"X_\mathrm{ws}"),
+)
+LINKS = ("all_reduce", "all_to_all", "scale_out")
+FLOORS = ("kernel", "all_reduce", "all_to_all", "scale_out", "send", "step", "tile_rows")
+
+
+def _declare(c: Chain) -> None:
+    for name, unit, doc, tex in INPUTS:
+        c.input(name, unit, doc, tex)
+    for r in RATES:
+        c.input(f"P_{r}", "FLOP/s", f"dense peak at {r}")
+        for cls in COMPUTE_CLASSES:
+            c.input(f"e_{cls}_{r}", "1", f"compute efficiency, {cls} at {r}")
+    for cls in MEMORY_CLASSES:
+        c.input(f"e_hbm_{cls}", "1", f"HBM efficiency, {cls}")
+    for k in LINKS:
+        c.input(f"e_link_{k}", "1", f"link efficiency, {k}")
+    for k in FLOORS:
+        c.input(f"tau_{k}", "1" if k == "tile_rows" else "s", f"floor: {k}")
+
+
+def step_chain(model: Model, precision: str, phase: str, draft: str | None = None) -> StepChain:
+    """The chain for one model, precision, phase and draft (callers keep it).
+
+    Raises InputError when the precision or the draft is not on the card.
+    """
+    b = collect(model, precision, phase, draft)
+    c = Chain(f"{model.id} {phase}")
+    _declare(c)
+    # The busiest rank sets the time, so sequences are rounded up to whole ones per rank.
+    c.define("b", "1", "sequences on a GPU (of its microbatch)", sp.ceiling(B / (DP * PP)))
+    c.define("m", "token", "tokens on a GPU", SEQS * Q)
+    c.define("M", "token", "tokens routed in the expert group", TOKENS * DP)
+    c.define("g", "1", "GPUs of the instance", TP * DP * PP)
+    time: list[sp.Expr] = []
+    parts: dict[str, list[sp.Expr]] = {k: [] for k in ("compute", "memory", "link", "floor")}
+    for i, op in enumerate(b.ops):
+        _time(c, f"o{i}", op)
+        n = op.count
+        time.append(n * symbol(f"o{i}_t"))
+        for k in parts:
+            if f"o{i}_{k}" in c.defs:
+                parts[k].append(n * symbol(f"o{i}_{k}"))
+    layers = b.model.layers
+    c.define(
+        "stretch",
+        "1",
+        "the largest pipeline stage over the mean stage",
+        sp.ceiling(sp.Integer(layers) / PP) * PP / layers,
+    )
+    c.define(
+        "step_time",
+        "s",
+        "time of a step: operators x layers, stages in turn, host time",
+        sp.Add(*time, evaluate=False) * symbol("stretch") + symbol("tau_step"),
+        r"t_\mathrm{step}",
+    )
+    for k, terms in parts.items():
+        c.define(f"sum_{k}", "s", f"{k} time of all operators", sp.Add(*terms, evaluate=False))
+    _resident(c, b)
+    _metrics(c, phase)
+    return StepChain(c, tuple(b.ops), tuple(b.caches))
+
+
+def _time(c: Chain, key: str, op: Op) -> None:
+    """Definitions of one operator's times; quantities that are zero are left out."""
+    if op.link is not None:
+        link, floor = op.cost("link_s"), op.cost("latency_s")
+        c.define(f"{key}_link", "s", f"{op.layer_kind}.{op.name} link time", link)
+        c.define(f"{key}_floor", "s", f"{op.layer_kind}.{op.name} latency", floor)
+        total: sp.Expr = symbol(f"{key}_link") + symbol(f"{key}_floor")
+    else:
+        peak, ec = symbol(f"P_{op.rate}"), symbol(f"e_{op.compute_class}_{op.rate}")
+        bw, em = symbol("W_hbm"), symbol(f"e_hbm_{op.memory_class}")
+        flops = op.cost("flops")
+        moved = op.cost("weight_bytes") + op.cost("kv_bytes") + op.cost("act_bytes")
+        bind = dict(F=flops, X=moved, P=peak, e_c=ec, W=bw, e_m=em, n_k=op.kernels)
+        bind["tau"] = symbol("tau_kernel")
+        names = []
+        if flops != 0:
+            compute = ROOFLINE.bind("t_c", bind)
+            names.append(c.define(f"{key}_compute", "s", f"{op.name} compute time", compute))
+        memory = ROOFLINE.bind("t_m", bind)
+        names.append(c.define(f"{key}_memory", "s", f"{op.name} memory time", memory))
+        floor = c.define(f"{key}_floor", "s", f"{op.name} floor", ROOFLINE.bind("t_f", bind))
+        total = (larger(*names) if len(names) == 2 else names[0]) + floor
+    c.define(f"{key}_t", "s", f"{op.layer_kind}.{op.name}: time in one layer", total)
+
+
+def _resident(c: Chain, b: Builder) -> None:
+    """Bytes on the fullest GPU: weights by class, caches, activations, workspace."""
+    stage = symbol("stretch") / PP
+    by_class: dict[str, list[sp.Expr]] = {}
+    for op in b.ops:
+        if op.params:
+            count = op.count
+            if not isinstance(count, int):  # draft layers: passes do not multiply weights
+                count = count.subs(Q, 2)
+            share = count * op.params * op.bytes_per_param / op.resident
+            draft_head = op.layer_kind.startswith("draft") and op.name == "head"
+            if not draft_head:
+                by_class.setdefault(op.tensor_class or "other", []).append(share)
+    lines = []
+    for cls, terms in by_class.items():
+        lines.append(c.define(f"mem_{cls}", "B", f"weights: {cls}", sp.Add(*terms) * stage))
+    if b.model.vision:
+        # The tower stays resident (BF16) though text requests never read it.
+        lines.append(
+            c.define(
+                "mem_vision", "B", "weights: vision tower", sp.Float(2 * b.model.vision.parameters)
+            )
+        )
+    local = sp.ceiling(B / DP)
+    kv = sp.Add(*(x.count * x.per_sequence / x.shards for x in b.caches))
+    tail = b.precision.cache.tail_bytes_per_sequence
+    if b.phase == "prefill":
+        kv = kv.xreplace({T: T + Q})
+    lines.append(c.define("mem_kv", "B", "KV cache and state", local * (kv + tail) * stage))
+    h = b.model.shape.hidden_size
+    lines.append(c.define("mem_activations", "B", "activations in flight", TOKENS * h * 2 * 8))
+    lines.append(c.define("mem_workspace", "B", "workspace", symbol("workspace")))
+    c.define("memory", "B", "resident bytes on the fullest GPU", sp.Add(*lines))
+
+
+def _metrics(c: Chain, phase: str) -> None:
+    step, g = symbol("step_time"), symbol("g")
+    if phase == "decode":
+        c.define(
+            "tpot", "s", "time per output token (TPOT)", step * 1 / symbol("A"), r"\mathrm{TPOT}"
+        )
+        c.define(
+            "interactivity", "1/s", "output tokens per second and user", 1 / symbol("tpot"), "I"
+        )
+        tokens = B * symbol("A")
+    else:
+        tokens = B * Q
+    # With pp microbatches in flight every stage works all the time, so the instance yields a
+    # whole batch per traverse.
+    c.define("throughput", "token/s", "tokens per second of the instance", tokens / step, r"\Theta")
+    c.define("throughput_gpu", "token/s", "tokens per second and GPU", symbol("throughput") / g)
+    c.define(
+        "throughput_mw",
+        "token/s/MW",
+        "tokens per second and megawatt on the named power basis",
+        1_000_000 * symbol("throughput_gpu") / symbol("P_gpu"),
+        r"\Theta_\mathrm{MW}",
+    )
+    c.define(
+        "usd_per_mtok",
+        "USD/Mtoken",
+        "dollars per million tokens on the named cost basis",
+        1_000_000 * symbol("c_gpu") / symbol("throughput_gpu"),
+    )
