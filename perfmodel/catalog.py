@@ -1,25 +1,27 @@
 """Cards: read, validated, every number a `Quantity` with its kind, source and range.
 
-A card is data. It is TOML of bounded size, unknown keys are errors, and an error names the file,
-the field, the value and what would be right.
+A card is data: TOML of bounded size. Unknown keys are errors, and an error names the file, the
+field, the value and what would be right.
 """
 
 from __future__ import annotations
 
 import difflib
+import re
 import tomllib
 from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_args
 
 from pydantic import (
     BaseModel,
     BeforeValidator,
     ConfigDict,
+    TypeAdapter,
     ValidationError,
     ValidationInfo,
-    create_model,
+    model_validator,
 )
 
 from perfmodel.errors import CardError, InputError
@@ -30,66 +32,90 @@ if TYPE_CHECKING:
     from perfmodel.hardware import System
 
 MAX_CARD_BYTES = 1_000_000
-KINDS = ("vendor", "measured", "estimate")
+Kind = Literal["vendor", "measured", "estimate"]
+KINDS: tuple[str, ...] = get_args(Kind)
+_KEYS = ("value", "kind", "source", "low", "high")
+_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+
+
+def _check_order(low: float | None, value: float, high: float | None) -> None:
+    if (low is not None and low > value) or (high is not None and high < value):
+        raise ValueError(
+            f"low {low}, value {value}, high {high} are out of order; expected low <= value <= high"
+        )
 
 
 class Quantity(BaseModel):
-    """A number in SI units with where it comes from; low <= value <= high where given."""
+    """A number in SI units and where it comes from; `source` is the full citation.
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    `low` and `high` are the range the number may lie in, `text` the number as the card writes it.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
     value: float
     unit: str
-    kind: Literal["vendor", "measured", "estimate"]
+    kind: Kind
     source: str
     low: float | None = None
     high: float | None = None
     text: str
 
+    @model_validator(mode="after")
+    def _ordered(self) -> Quantity:
+        _check_order(self.low, self.value, self.high)
+        return self
 
-def _quantity(si_unit: str, lowest: float, highest: float, low_open: bool = True) -> Any:
+
+def quantity_field(
+    si_unit: str, lowest: float, highest: float, *, above: bool = True, whole: bool = False
+) -> Any:
+    """A type for pydantic models: a card's `{ value, kind, source, low, high }` -> Quantity.
+
+    Bounds are in `si_unit`; with `above` the lower one is not itself allowed. The source key is
+    looked up in `context["sources"]` of the validation.
+    """
+    unit = "" if si_unit == "1" else f" {si_unit}"
+    bounds = f"{'more than' if above else 'at least'} {lowest:g} and at most {highest:g}{unit}"
+
+    def number(raw: Mapping[str, Any], key: str) -> float | None:
+        if key not in raw:
+            return None
+        try:
+            x = parse(raw[key], si_unit)
+            if x < lowest or (above and x == lowest) or x > highest:
+                raise ValueError(f"expected {bounds}")
+            if whole and x != int(x):
+                raise ValueError("expected a whole number")
+        except ValueError as e:
+            raise ValueError(f"{key} {_short(raw[key])}: {e}") from None
+        return x
+
     def convert(raw: Any, info: ValidationInfo) -> Any:
         if isinstance(raw, Quantity):
+            if raw.unit != si_unit:
+                raise ValueError(f"expected a quantity in {si_unit}, not in {raw.unit}")
             return raw
         if not isinstance(raw, Mapping):
             raise ValueError(
-                'expected { value = "…", kind = "vendor|measured|estimate", source = "KEY" }'
+                f'expected {{ value = …, kind = "{"|".join(KINDS)}", source = "KEY" }}'
             )
-        unknown = set(raw) - {"value", "kind", "source", "low", "high"}
-        if unknown:
-            raise ValueError(
-                f"unknown key {sorted(unknown)[0]!r}; known: value, kind, source, low, high"
-            )
-        for k in ("value", "kind", "source"):
-            if k not in raw:
-                raise ValueError(f"{k} is missing")
-        if raw["kind"] not in KINDS:
-            raise ValueError(f"kind {raw['kind']!r} is not one of {', '.join(KINDS)}")
+        if unknown := sorted(set(raw) - set(_KEYS)):
+            raise ValueError(f"unknown key {unknown[0]!r}; expected {', '.join(_KEYS)}")
+        for key in ("value", "kind", "source"):
+            if key not in raw:
+                raise ValueError(f"{key} is missing; expected value, kind and source")
+        kind, source = raw["kind"], raw["source"]
+        if kind not in KINDS:
+            raise ValueError(f"kind {_short(kind)}: expected one of {', '.join(KINDS)}")
         sources = (info.context or {}).get("sources", {})
-        if raw["source"] not in sources:
-            raise ValueError(
-                f"source {raw['source']!r} is not a key of [sources]; known: {', '.join(sources)}"
-            )
-        number = {}
-        for k in ("value", "low", "high"):
-            if k in raw:
-                try:
-                    number[k] = parse(raw[k], si_unit)
-                except ValueError as e:
-                    raise ValueError(f"{k} {raw[k]!r}: {e}") from None
-                x = number[k]
-                if not (lowest < x or (not low_open and x == lowest)) or x > highest:
-                    raise ValueError(
-                        f"{k} {raw[k]!r}: expected {'more than' if low_open else 'at least'} "
-                        f"{lowest:g} and at most {highest:g} {si_unit if si_unit != '1' else ''}".strip()
-                    )
-        low, value, high = number.get("low"), number["value"], number.get("high")
-        if (low is not None and low > value) or (high is not None and high < value):
-            raise ValueError(
-                f"low {raw.get('low')!r}, value {raw['value']!r}, high {raw.get('high')!r} are out "
-                "of order; expected low <= value <= high"
-            )
+        if not isinstance(source, str) or source not in sources:
+            known = ", ".join(sources) or "none"
+            raise ValueError(f"source {_short(source)}: expected a key of [sources]: {known}")
+        low, value, high = number(raw, "low"), number(raw, "value"), number(raw, "high")
+        assert value is not None  # its presence was checked above
+        _check_order(low, value, high)
         return Quantity(
-            value=value, unit=si_unit, kind=raw["kind"], source=sources[raw["source"]],
+            value=value, unit=si_unit, kind=kind, source=sources[source],
             low=low, high=high, text=str(raw["value"]),
         )  # fmt: skip
 
@@ -98,18 +124,21 @@ def _quantity(si_unit: str, lowest: float, highest: float, low_open: bool = True
 
 if TYPE_CHECKING:
     Bytes = BytesPerSecond = FlopsPerSecond = Watts = Seconds = Quantity
-    UsdPerHour = Usd = Ratio = Count = Number = Quantity
+    UsdPerHour = Usd = Ratio = Count = Whole = Number = Factor = Quantity
 else:
-    Bytes = _quantity("B", 0, 1e18)
-    BytesPerSecond = _quantity("B/s", 0, 1e18)
-    FlopsPerSecond = _quantity("FLOP/s", 0, 1e20)
-    Watts = _quantity("W", 0, 1e9)
-    Seconds = _quantity("s", 0, 3600, low_open=False)
-    UsdPerHour = _quantity("USD/h", 0, 1e6)
-    Usd = _quantity("USD", 0, 1e9)
-    Ratio = _quantity("1", 0, 1)
-    Count = _quantity("1", 0, 1e15)
-    Number = _quantity("1", 0, 1e15, low_open=False)
+    # Upper bounds catch slips of a unit prefix; they are far beyond any real machine.
+    Bytes = quantity_field("B", 0, 1e16)
+    BytesPerSecond = quantity_field("B/s", 1e6, 1e15)
+    FlopsPerSecond = quantity_field("FLOP/s", 1e9, 1e19)
+    Watts = quantity_field("W", 1, 1e6, above=False)
+    Seconds = quantity_field("s", 0, 60, above=False)
+    UsdPerHour = quantity_field("USD/h", 0, 1e6)
+    Usd = quantity_field("USD", 0, 1e9)
+    Ratio = quantity_field("1", 0, 1)
+    Count = quantity_field("1", 0, 1e15)
+    Whole = quantity_field("1", 1, 1e7, above=False, whole=True)
+    Number = quantity_field("1", 0, 1e15, above=False)
+    Factor = quantity_field("1", 1, 10, above=False)
 
 Card = TypeVar("Card", bound=BaseModel)
 
@@ -119,88 +148,136 @@ def load_toml(path: Path) -> dict[str, Any]:
     try:
         size = path.stat().st_size
         if size > MAX_CARD_BYTES:
-            raise CardError(f"{path}: {size:,} bytes; a card has at most {MAX_CARD_BYTES:,}")
+            raise CardError(f"{path}: {size:,} bytes; expected at most {MAX_CARD_BYTES:,}")
         return tomllib.loads(path.read_text("utf-8"))
     except tomllib.TOMLDecodeError as e:
         raise CardError(f"{path}: not valid TOML: {e}") from None
     except UnicodeDecodeError as e:
         raise CardError(f"{path}: not UTF-8 text: {e}") from None
+    except RecursionError:
+        raise CardError(f"{path}: nested too deeply for a card") from None
+    except ValueError as e:
+        if isinstance(e, CardError):
+            raise
+        raise CardError(f"{path}: not valid TOML: {e}") from None
     except OSError as e:
         raise CardError(f"{path}: {e.strerror or e}") from None
 
 
 def _short(value: Any) -> str:
-    text = repr(value)
+    try:
+        text = repr(value)
+    except ValueError:  # an integer of thousands of digits
+        return "a huge number"
     return text if len(text) <= 80 else text[:77] + "..."
 
 
-def validate(cls: type[Card], data: dict[str, Any], path: Path) -> Card:
-    """`data` as a card of type `cls`; every fault in one CardError, a line each."""
+def _sources(data: Mapping[str, Any], path: Path) -> dict[str, str]:
     sources = data.get("sources", {})
-    if not isinstance(sources, dict) or not all(
-        isinstance(v, str) and v.strip() for v in sources.values()
-    ):
-        raise CardError(f'{path}: sources: expected KEY = "full citation" entries')
+    if not isinstance(sources, dict):
+        raise CardError(f"{path}: sources: {_short(sources)}: expected a table")
+    for key, text in sources.items():
+        if not isinstance(text, str) or not text.strip():
+            raise CardError(f"{path}: sources.{key}: {_short(text)}: expected a full citation")
+    return sources
+
+
+def _known_keys(cls: Any, where: tuple[Any, ...]) -> list[str]:
+    """The field names of the section an error at `where` lies in; empty if not found."""
+    for key in where[:-1]:
+        field = cls.model_fields.get(key) if hasattr(cls, "model_fields") else None
+        cls = field.annotation if field else None
+    return list(getattr(cls, "model_fields", ()))
+
+
+def _line(cls: type[BaseModel], error: Any) -> str:
+    """One pydantic error as "field: value: what is expected"."""
+    where = ".".join(str(x) for x in error["loc"]) or "card"
+    if error["type"] == "missing":
+        return f"{where}: missing; expected a value"
+    message = error["msg"].removeprefix("Value error, ")
+    if error["type"] == "extra_forbidden":
+        known = _known_keys(cls, error["loc"])
+        near = difflib.get_close_matches(str(error["loc"][-1]), known, 1)
+        message = "unknown key" + (f"; expected {', '.join(near or known)}" if known else "")
+    if error["loc"]:
+        return f"{where}: {_short(error['input'])}: {message}"
+    return f"{where}: {message}"
+
+
+def validate(cls: type[Card], data: Mapping[str, Any], path: Path) -> Card:
+    """`data` as a card of type `cls`; all faults in one CardError, a line each."""
+    context = {"sources": _sources(data, path)}
     try:
-        return cls.model_validate(data, context={"sources": sources})
+        return cls.model_validate(data, context=context)
     except ValidationError as e:
-        lines = []
-        for err in e.errors(include_url=False):
-            where = ".".join(str(x) for x in err["loc"]) or "card"
-            message = err["msg"].removeprefix("Value error, ")
-            if err["type"] == "extra_forbidden":
-                message = "unknown key; not part of this card"
-            elif err["type"] == "missing":
-                lines.append(f"{path}: {where}: missing; expected a value")
-                continue
-            lines.append(f"{path}: {where}: {_short(err['input'])}: {message}")
-        raise CardError("\n".join(lines)) from None
+        errors = e.errors(include_url=False)
+        raise CardError("\n".join(f"{path}: {_line(cls, x)}" for x in errors)) from None
 
 
 def read_card(cls: type[Card], path: Path) -> Card:
+    """The card in file `path`; raises CardError naming the file, field and value."""
     return validate(cls, load_toml(path), path)
 
 
 def read_quantities(path: Path, table: str) -> dict[str, Quantity]:
-    """A table of quantities (bytes where the text has a unit, plain numbers otherwise)."""
-    data = load_toml(path)
-    out = {}
-    for name, raw in data[table].items():
-        unit = Bytes if isinstance(raw.get("value"), str) else Number
+    """A table of quantities: bytes where the value is text, plain numbers otherwise.
 
-        One = create_model("One", q=(unit, ...))
-        out[name] = _one(One, raw, data, path).q
+    Raises CardError.
+    """
+    data = load_toml(path)
+    context = {"sources": _sources(data, path)}
+    if not isinstance(rows := data.get(table), dict):
+        raise CardError(f"{path}: {table}: missing; expected a table of quantities")
+    out: dict[str, Quantity] = {}
+    for name, raw in rows.items():
+        is_text = isinstance(raw, dict) and isinstance(raw.get("value"), str)
+        adapter: TypeAdapter[Quantity] = TypeAdapter(Bytes if is_text else Number)
+        try:
+            out[name] = adapter.validate_python(raw, context=context)
+        except ValidationError as e:
+            message = e.errors()[0]["msg"].removeprefix("Value error, ")
+            raise CardError(f"{path}: {table}.{name}: {_short(raw)}: {message}") from None
     return out
 
 
-def _one(cls: Any, raw: Any, data: dict[str, Any], path: Path) -> Any:
-    try:
-        return cls.model_validate({"q": raw}, context={"sources": data.get("sources", {})})
-    except ValidationError as e:
-        raise CardError(f"{path}: {e.errors()[0]['msg']}") from None
+def resolve(name: str | Path, folder: Path, what: str) -> Path:
+    """The card file for an id of `folder` or a path ending in .toml.
 
-
-def resolve(name: str, folder: Path, what: str) -> Path:
-    """The card file for an id or a path; raises InputError with the known ids."""
-    if not isinstance(name, str) or not name:
+    Raises InputError naming `what`, the nearest id and all known ones.
+    """
+    if not isinstance(name, str | Path) or not str(name):
         raise InputError(f"{what}: {name!r} is not an id or a path of a card")
+    text = str(name)
+    if _ID.fullmatch(text) and (found := folder / f"{text}.toml").is_file():
+        return found
+    if text.endswith(".toml"):
+        try:
+            if Path(text).is_file():
+                return Path(text)
+        except (OSError, ValueError):  # too long a name, a null byte
+            pass
+        raise InputError(f"{what}: {_short(text)}: there is no such file")
     known = sorted(p.stem for p in folder.glob("*.toml"))
-    if name in known:
-        return folder / f"{name}.toml"
-    if name.endswith(".toml") and Path(name).is_file():
-        return Path(name)
-    near = difflib.get_close_matches(name.lower(), known, 1, 0.4)
+    near = difflib.get_close_matches(text[:80].lower(), known, 1, 0.4)
     hint = f"did you mean {near[0]!r}? " if near else ""
-    raise InputError(f"{what}: {name!r} is unknown; {hint}known: {', '.join(known)}")
+    raise InputError(f"{what}: {_short(text)} is unknown; {hint}known: {', '.join(known)}")
 
 
 def list_systems() -> list[str]:
+    """The ids of the machine cards that come with this project."""
     return sorted(p.stem for p in data_dir("hardware").glob("*.toml"))
 
 
+def load_system(name: str | Path) -> System:
+    """The machine card with this id or path; raises InputError or CardError."""
+    path = resolve(name, data_dir("hardware"), "system")
+    return _read_system(path, path.stat().st_mtime_ns)
+
+
 @lru_cache(maxsize=64)
-def load_system(name: str) -> System:
-    """The machine card with this id or path. Raises InputError, CardError."""
+def _read_system(path: Path, _changed: int) -> System:
+    # The file's time is part of the key: a card edited in a running session is read again.
     from perfmodel.hardware import System
 
-    return read_card(System, resolve(name, data_dir("hardware"), "system"))
+    return read_card(System, path)

@@ -116,6 +116,11 @@ def _sentence(text: str) -> str:
     return text[:1].upper() + text[1:]
 
 
+def _top(frame: pd.DataFrame, column: str) -> dict[str, Any]:
+    """Return the row with the largest value of a column."""
+    return dict(frame.iloc[int(frame[column].to_numpy().argmax())])
+
+
 def _thin(front: pd.DataFrame, step: float = 0.03) -> pd.DataFrame:
     """Drop points nearer than `step` of the axes to the last one kept: dots would hide the line."""
     x = (front["interactivity_tok_s_user"] / front["interactivity_tok_s_user"].max()).to_numpy()
@@ -129,27 +134,32 @@ def _thin(front: pd.DataFrame, step: float = 0.03) -> pd.DataFrame:
 
 def _annotated(spec: dict[str, Any], fronts: Mapping[str, pd.DataFrame], target: float) -> Any:
     """Name each curve at its upper end and mark the target: colours vanish in a greyscale print."""
-    ends = [f.loc[f["throughput_tok_s_mw"].idxmax()] for f in fronts.values()]
+    ends = [_top(f, "throughput_tok_s_mw") for f in fronts.values()]
+    right = max(range(len(ends)), key=lambda i: ends[i]["interactivity_tok_s_user"])
     x = {"field": "x", "type": "quantitative"}
     names = [
-        {"x": float(e["interactivity_tok_s_user"]), "y": float(e["throughput_tok_s_mw"]), "name": n}
+        {"x": e["interactivity_tok_s_user"], "y": e["throughput_tok_s_mw"], "name": n}
         for n, e in zip(fronts, ends, strict=True)
     ]
+    right_name = names.pop(right)  # its label runs to the right, where no other curve is
     spec["layer"] += [
         {
             "data": {"values": [{"x": target}]},
             "mark": {"type": "rule", "color": "#808080", "strokeWidth": 1},
             "encoding": {"x": x},
         },
-        {
-            "data": {"values": names},
-            "mark": {"type": "text", "align": "left", "dx": 6, "dy": -6, "fontSize": 11},
-            "encoding": {
-                "x": x,
-                "y": {"field": "y", "type": "quantitative"},
-                "text": {"field": "name", "type": "nominal"},
-            },
-        },
+        *(
+            {
+                "data": {"values": values},
+                "mark": {"type": "text", "align": align, "dy": -9, "fontSize": 11},
+                "encoding": {
+                    "x": x,
+                    "y": {"field": "y", "type": "quantitative"},
+                    "text": {"field": "name", "type": "nominal"},
+                },
+            }
+            for align, values in (("center", names), ("left", [right_name]))
+        ),
     ]
     spec.setdefault("config", {}).setdefault("legend", {})["labelLimit"] = 0
     return spec
@@ -256,14 +266,14 @@ class Study:
                 continue
             ok = front[front["interactivity_tok_s_user"] >= self.interactivity_target_tok_s_user]
             if len(ok):
-                row = ok.loc[ok["throughput_tok_s_mw"].idxmax()]
+                row = _top(ok, "throughput_tok_s_mw")
                 plan = {p.label: p for p in api.plans(self.model, s, self.max_gpus)}[row["plan"]]
                 batch = int(row["batch"])
                 estimate = api.estimate(
                     self.model, s, plan, batch=batch, context_tokens=self.context_tokens,
                     **self._keywords,
                 )  # fmt: skip
-                out[s] = Point(plan, batch, row.to_dict(), estimate)
+                out[s] = Point(plan, batch, row, estimate)
         return out
 
     @cached_property
@@ -350,7 +360,7 @@ class Study:
         full = {s: f for s, f in self.fronts.items() if len(f)}
         low = max(full, key=lambda s: full[s]["throughput_tok_s_mw"].max())
         fast = max(full, key=lambda s: full[s]["interactivity_tok_s_user"].max())
-        row = full[low].loc[full[low]["throughput_tok_s_mw"].idxmax()]
+        row = _top(full[low], "throughput_tok_s_mw")
         speed = full[fast]["interactivity_tok_s_user"].max()
         return (
             f"At the throughput end of the curves {show.escape(self.labels[low])} leads with "
@@ -361,7 +371,8 @@ class Study:
 
     def show_answer(self) -> None:
         show.text(
-            self.answer() + " These are computed, not measured, numbers; see the section on trust."
+            self.answer()
+            + " These are computed, not measured, numbers; see “How far to trust this”."
         )
 
     # ---- frontier
@@ -575,7 +586,7 @@ class Study:
     def _quantity(self, q: Any) -> str:
         if q is None:
             return "–"
-        text = show.escape(q.text)
+        text = re.sub(r"\bus\b", "µs", show.escape(q.text))
         found = re.match(r"[-+]?[\d.,]+(?:e[-+]?\d+)?", q.text.strip())
         if found and q.value and q.low is not None and q.high is not None and q.low < q.high:
             shown = float(found.group().replace(",", ""))

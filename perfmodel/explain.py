@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -90,10 +91,12 @@ def _number(x: float) -> str:
     return f"{x:,.0f}" if float(x).is_integer() and abs(x) < 1e7 else f"{x:.4g}"
 
 
+_NAME = re.compile(r"[A-Za-z_]\w*")
+
+
 def _with_numbers(expr: sp.Expr, values: dict[str, float]) -> str:
-    """The formula as text with each symbol replaced by its number."""
-    table = {s: sp.Symbol(_number(values[s.name])) for s in expr.free_symbols}
-    return str(expr.xreplace(table))
+    """The formula as text with each symbol replaced by its number (functions keep their name)."""
+    return _NAME.sub(lambda m: _number(values[m[0]]) if m[0] in values else m[0], str(expr))
 
 
 def _definition(
@@ -128,7 +131,7 @@ def _operator_part(e: Estimate, op: Op, name: str, part: str) -> Explanation:
 def _operator_time(e: Estimate, step: StepChain, name: str, i: int) -> Explanation:
     op, v = step.ops[i], e.values
     if op.link is not None:
-        return _definition(step.chain, f"o{i}_t", v, e.sources, name)
+        return _collective_time(e, op, name, v[f"o{i}_t"])
     moved = sum(_evaluate(op.cost(p), v) for p in ("weight_bytes", "kv_bytes", "act_bytes"))
     peak, ec = f"P_{op.rate}", f"e_{op.compute_class}_{op.rate}"
     em = f"e_hbm_{op.memory_class}"
@@ -153,6 +156,29 @@ def _operator_time(e: Estimate, step: StepChain, name: str, i: int) -> Explanati
     return Explanation(
         name, "s", f"time of {name} in one of {op.count} layers", f"t_op = {expr}",
         ROOFLINE.latex("t_op"), _with_numbers(expr, values), v[f"o{i}_t"], inputs,
+    )  # fmt: skip
+
+
+def _collective_time(e: Estimate, op: Op, name: str, value: float) -> Explanation:
+    """Transfer plus latency of one collective, in the machine's numbers."""
+    chain = op.formulas
+    expr = chain.expr("link_s") + chain.expr("latency_s")
+    values = {n: _evaluate(op.bindings[n], e.values) for n in chain.inputs}
+
+    def source(n: str) -> str:
+        bound = sp.sympify(op.bindings[n])
+        cited = [e.sources[s.name] for s in bound.free_symbols if s.name in e.sources]
+        return "; ".join(cited) if cited else f"{n} = {bound}"
+
+    inputs = [
+        (s.name, values[s.name], chain.inputs[s.name].unit, chain.inputs[s.name].doc,
+         source(s.name))
+        for s in sorted(expr.free_symbols, key=lambda s: s.name)
+    ]  # fmt: skip
+    latex = f"{chain.latex('link_s')},\\quad {chain.latex('latency_s')}"
+    return Explanation(
+        name, "s", f"time of {name} in one of {op.count} layers", f"t_op = {expr}", latex,
+        _with_numbers(expr, values), value, inputs,
     )  # fmt: skip
 
 

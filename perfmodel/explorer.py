@@ -26,6 +26,7 @@ MODES = {
 FRONTIER = ["system", "plan", "batch", "interactivity_tok_s_user", "throughput_tok_s_mw", "bound"]
 LABEL = {"description_width": "104px"}
 WIDE = w.Layout(width="296px")
+TICK = w.Layout(width="270px", height="24px", margin="0 0 0 26px")
 
 
 class Explorer(w.VBox):
@@ -54,6 +55,7 @@ class Explorer(w.VBox):
         side = w.VBox([*self._inputs(), self.point_system, self.point_batch])
         side.layout = w.Layout(width="304px", flex="0 0 auto")
         main = w.VBox([self.message, self.note, self.chart, self.point])
+        main.layout = w.Layout(width="524px", flex="0 0 auto", overflow="visible")
         detail = w.HBox([self.breakdown, self.memory], layout=_wrap())
         # A wide page has the inputs beside the curve; a narrow one has them above it.
         super().__init__([w.HBox([side, main], layout=_wrap()), detail])
@@ -71,8 +73,8 @@ class Explorer(w.VBox):
         )
         self.systems = {
             s: w.Checkbox(
-                value=s in chosen, description=s, indent=False,
-                layout=WIDE, tooltip=api.load_system(s).name,
+                value=s in chosen, description=s, indent=False, layout=TICK,
+                tooltip=api.load_system(s).name,
             )
             for s in known
         }  # fmt: skip
@@ -102,7 +104,7 @@ class Explorer(w.VBox):
             value=0, min=0, max=32, description="Draft tokens", style=LABEL, layout=WIDE
         )
         self.acceptance = w.BoundedFloatText(
-            value=0, min=0, max=33, step=0.1, description="Accepted a step", style=LABEL,
+            value=0, min=0, max=33, step=0.1, description="Acceptance", style=LABEL,
             layout=WIDE, tooltip="Acceptance length with the bonus token; 0: the model card's",
         )  # fmt: skip
         self.log_axes = w.Checkbox(
@@ -271,7 +273,7 @@ class Explorer(w.VBox):
             else ""
         )
         self.note.value = (
-            "<div style='line-height:1.4'><b>Speed of light:</b> peak rates, no efficiencies, "
+            "<div style='line-height:1.4;max-width:500px'><b>Speed of light:</b> peak rates, no efficiencies, "
             "no latencies: an upper bound, not a prediction.</div>"
             if self.mode.value != "calibrated"
             else ""

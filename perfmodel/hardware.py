@@ -1,18 +1,19 @@
 """Machine cards: chip, memory, links by tier, host, power, price, efficiencies and floors.
 
-All rates are per GPU; link bandwidths are one direction; FLOP/s are dense.
+All rates are per GPU; link bandwidths are one direction; FLOP/s are dense. SI units inside.
 """
 
 from __future__ import annotations
 
-from typing import Literal
+import datetime
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import AfterValidator, BaseModel, ConfigDict, StringConstraints, model_validator
 
 from perfmodel.catalog import (
     Bytes,
     BytesPerSecond,
-    Count,
+    Factor,
     FlopsPerSecond,
     Number,
     Quantity,
@@ -21,56 +22,90 @@ from perfmodel.catalog import (
     Usd,
     UsdPerHour,
     Watts,
+    Whole,
 )
 from perfmodel.errors import InputError
 
+Text = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1, max_length=2000)]
+Id = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=100)]
+
+
+def _iso(text: str) -> str:
+    try:
+        datetime.date.fromisoformat(text)
+    except ValueError:
+        raise ValueError("expected a date such as '2026-11-30'") from None
+    return text
+
+
+Date = Annotated[str, AfterValidator(_iso)]
+
 
 class Part(BaseModel):
+    """A table of a card: fixed once read, unknown keys are errors."""
+
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
 class Chip(Part):
-    name: str
-    architecture: str
+    """Dense peaks; a peak that is left out means the chip lacks that precision."""
+
+    name: Text
+    architecture: Text
     peak_bf16: FlopsPerSecond
     peak_fp8: FlopsPerSecond | None = None
     peak_fp4: FlopsPerSecond | None = None
 
 
 class Memory(Part):
+    """HBM: usable capacity and specified bandwidth."""
+
     capacity: Bytes
     bandwidth: BytesPerSecond
 
 
 class ScaleUp(Part):
-    gpus: Count
+    """The NVLink domain: how many GPUs, and each one's bandwidth in one direction."""
+
+    gpus: Whole
     bandwidth: BytesPerSecond
 
 
 class ScaleOut(Part):
+    """The network between domains, one GPU's share in one direction."""
+
     bandwidth: BytesPerSecond
-    gpus_max: Count | None = None
+    gpus_max: Whole | None = None
 
 
 class Host(Part):
+    """CPU memory: one GPU's share of capacity and of the link, one direction."""
+
     bandwidth: BytesPerSecond
     memory: Bytes
 
 
 class Layout(Part):
-    gpus_per_node: Count
-    gpus_per_rack: Count
+    gpus_per_node: Whole
+    gpus_per_rack: Whole
 
 
 class Power(Part):
+    """Watts per GPU: the chip, all IT of the rack, all of the site (newer and older analyst set).
+
+    PUE: site power over IT power.
+    """
+
     chip: Watts
     rack_it: Watts
     all_in: Watts
     all_in_old: Watts | None = None
-    pue: Count
+    pue: Factor
 
 
 class Price(Part):
+    """Per GPU: hourly cost to a hyperscaler, to a neocloud, as a 3-year rental; purchase price."""
+
     owned: UsdPerHour | None = None
     neocloud: UsdPerHour | None = None
     rental: UsdPerHour | None = None
@@ -100,7 +135,7 @@ class Efficiency(Part):
 
 
 class Floors(Part):
-    """Latency floors, and the rows of tile padding each touched expert costs."""
+    """Latencies that no bandwidth hides, and the rows of padding each touched expert costs."""
 
     kernel: Seconds
     all_reduce: Seconds
@@ -114,13 +149,13 @@ class Floors(Part):
 class System(Part):
     """A whole machine card."""
 
-    id: str
-    name: str
-    vendor: str
-    summary: str
+    id: Id
+    name: Text
+    vendor: Text
+    summary: Text
     profile: Literal["as sold", "vendor claim", "conservative"]
-    date: str
-    notes: list[str] = []
+    date: Date
+    notes: list[Text] = []
     sources: dict[str, str]
     chip: Chip
     memory: Memory
@@ -133,8 +168,24 @@ class System(Part):
     efficiency: Efficiency
     floors: Floors
 
+    @model_validator(mode="after")
+    def _complete(self) -> System:
+        # Without these the roofline would have a peak and nothing to multiply it with.
+        if self.chip.peak_fp4 is not None:
+            for name in ("gemm_fp4", "moe_fp4"):
+                if getattr(self.efficiency, name) is None:
+                    raise ValueError(
+                        f"efficiency.{name}: missing; expected a value because chip.peak_fp4 is set"
+                    )
+        if self.power.chip.value > self.power.rack_it.value:
+            raise ValueError(
+                f"power.rack_it: {self.power.rack_it.text!r}: expected at least power.chip "
+                f"({self.power.chip.text})"
+            )
+        return self
+
     def quantities(self) -> dict[str, Quantity]:
-        """Every number of the card by dotted path."""
+        """Every number of the card by dotted path, in the order of the card."""
         out = {}
         for section in type(self).model_fields:
             part = getattr(self, section)
@@ -146,9 +197,11 @@ class System(Part):
 
     def field(self, path: str) -> Quantity:
         """The number at `path` ("memory.bandwidth"); raises InputError naming the known ones."""
-        q = self.quantities().get(path)
-        if q is None:
-            raise InputError(
-                f"{self.id}: no number at {path!r}; known: {', '.join(self.quantities())}"
-            )
-        return q
+        section, _, name = path.partition(".")
+        part = getattr(self, section, None) if section in type(self).model_fields else None
+        if isinstance(part, Part) and name in type(part).model_fields:
+            q = getattr(part, name)
+            if isinstance(q, Quantity):
+                return q
+        known = ", ".join(self.quantities())
+        raise InputError(f"{self.id}: there is no number at {path!r}; known: {known}")

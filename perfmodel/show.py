@@ -21,7 +21,8 @@ _SPECIAL = re.compile(r"([\\`*_{}\[\]<>#$|~^@])")
 
 def escape(text: object) -> str:
     """Return text with Markdown's special characters made literal, on one line."""
-    return _SPECIAL.sub(r"\\\1", " ".join(str(text).split()))
+    out = _SPECIAL.sub(r"\\\1", " ".join(str(text).split()))
+    return out.replace("--", r"-\-")  # not a dash
 
 
 def number(x: float | None, digits: int = 3) -> str:

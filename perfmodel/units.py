@@ -1,4 +1,8 @@
-"""Units: human spelling in cards ("4.8 TB/s"), SI numbers inside. Parsed with pint."""
+"""Units: people's spelling in cards ("4.8 TB/s", "284208 MiB"), SI numbers inside.
+
+The unit table is our own and small. In a general one bits have no dimension, so that "4.8 THz"
+would pass as a bandwidth, and `b` may mean barn.
+"""
 
 from __future__ import annotations
 
@@ -7,69 +11,32 @@ import re
 from functools import lru_cache
 from typing import Any
 
-DEFINITIONS = ("FLOP = [compute]", "token = [text]", "USD = [money]")
-
-
-@lru_cache(maxsize=1)
-def registry() -> Any:
-    """The pint registry with FLOP, token and USD as dimensions of their own."""
-    import pint  # here: it costs a fifth of a second, and a cached card does not need it
-
-    u: Any = pint.UnitRegistry()
-    u.define("FLOP = [compute]")
-    u.define("token = [text]")
-    u.define("USD = [money]")
-    u.define("layer = []")
-    return u
-
-
-@lru_cache(maxsize=1024)
-def _factor(unit: str, si_unit: str) -> float:
-    u = registry()
-    return float(u.Quantity(1.0, unit).to(u.Unit(si_unit)).magnitude)
-
-
-_TEXT = re.compile(r"\s*([+-]?(?:\d[\d_]*\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*(.*?)\s*")
-_UNIT = re.compile(r"[A-Za-z]+(?:\s*/\s*[A-Za-z]+)?")
-
-
-def parse(text: str | int | float, si_unit: str) -> float:
-    """`text` in `si_unit`; plain numbers only where the field has no dimension.
-
-    Raises ValueError saying what would be right.
-    """
-    want = "a plain number" if si_unit == "1" else f"a number with a unit of {si_unit}"
-    if isinstance(text, bool) or not isinstance(text, str | int | float):
-        raise ValueError(f"expected {want}")
-    if not isinstance(text, str):
-        if si_unit != "1":
-            raise ValueError(f"expected {want}, such as {_example(si_unit)}")
-        value = float(text)
-    else:
-        m = _TEXT.fullmatch(text)
-        if not m or len(text) > 64:
-            raise ValueError(f"expected {want}, such as {_example(si_unit)}")
-        value, unit = float(m[1]), m[2]
-        if si_unit == "1":
-            if unit:
-                raise ValueError("expected a plain number without unit")
-        else:
-            if not _UNIT.fullmatch(unit):
-                raise ValueError(f"expected {want}, such as {_example(si_unit)}")
-            try:
-                value *= _factor(unit.replace(" ", ""), _SI.get(si_unit, si_unit))
-            except Exception as e:  # pint raises its own family for unknown and for wrong units
-                raise ValueError(
-                    f"expected {want}, such as {_example(si_unit)} ({type(e).__name__})"
-                ) from None
-    if not math.isfinite(value):
-        raise ValueError("expected a finite number")
-    return value
-
-
-# The spelling pint uses for our SI units.
-_SI = {"B": "byte", "B/s": "byte/s", "USD/h": "USD/hour"}
-_EXAMPLES = {
+DEFINITIONS = (
+    "nano- = 1e-9 = n-",
+    "micro- = 1e-6 = u- = µ- = μ-",
+    "milli- = 1e-3 = m-",
+    "kilo- = 1e3 = k-",
+    "mega- = 1e6 = M-",
+    "giga- = 1e9 = G-",
+    "tera- = 1e12 = T-",
+    "peta- = 1e15 = P-",
+    "exa- = 1e18 = E-",
+    "kibi- = 1024 = Ki-",
+    "mebi- = 1048576 = Mi-",
+    "gibi- = 1073741824 = Gi-",
+    "tebi- = 1099511627776 = Ti-",
+    "second = [time] = s",
+    "minute = 60 * second = min",
+    "hour = 3600 * second = h",
+    "bit = [information] = b",
+    "byte = 8 * bit = B",
+    "watt = [power] = W",
+    "FLOP = [compute]",
+    "token = [text]",
+    "USD = [money]",
+)
+# One example each; also the list of SI units a field may have.
+EXAMPLES = {
     "B": "288 GB",
     "B/s": "4.8 TB/s",
     "FLOP/s": "989 TFLOP/s",
@@ -79,7 +46,68 @@ _EXAMPLES = {
     "USD": "30000 USD",
     "1": "0.8",
 }
+_LONGEST = 64
+_TEXT = re.compile(r"\s*([+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*(.*?)\s*")
+_UNIT = re.compile(r"[A-Za-zµμ]+(?:\s*/\s*[A-Za-z]+)?")
 
 
-def _example(si_unit: str) -> str:
-    return repr(_EXAMPLES.get(si_unit, f"1 {si_unit}"))
+@lru_cache(maxsize=1)
+def registry() -> Any:
+    """The pint registry of exactly the units above; bits, FLOP, token and USD are dimensions."""
+    import pint  # here: it costs a fifth of a second, and not every command reads a card
+
+    units: Any = pint.UnitRegistry(None)
+    for line in DEFINITIONS:
+        units.define(line)
+    return units
+
+
+@lru_cache(maxsize=1024)
+def factor(unit: str, si_unit: str) -> float:
+    """What to multiply a number in `unit` with to have it in `si_unit`.
+
+    Raises ValueError for an unknown unit and for one of another dimension.
+    """
+    units = registry()
+    try:
+        return float(units.Quantity(1.0, unit).to(units.Unit(si_unit)).magnitude)
+    except Exception as e:  # pint has several families of errors, not all of them its own
+        known = type(e).__name__ == "DimensionalityError"
+        what = f"{unit!r} measures something else" if known else f"{unit!r} is not a known unit"
+        raise ValueError(what) from None
+
+
+def parse(text: str | int | float, si_unit: str) -> float:
+    """The value of `text` in `si_unit`; a plain number only where the field has no dimension.
+
+    Raises ValueError saying what would be right.
+    """
+    example = repr(EXAMPLES.get(si_unit, f"1 {si_unit}"))
+    plain = si_unit == "1"
+    want = "expected a plain number without unit, such as 0.8"
+    if not plain:
+        want = f"expected a number with a unit that converts to {si_unit}, such as {example}"
+    if isinstance(text, bool) or not isinstance(text, str | int | float):
+        raise ValueError(want)
+    if isinstance(text, str):
+        found = _TEXT.fullmatch(text) if len(text) <= _LONGEST else None
+        if not found:
+            raise ValueError(want)
+        value, unit = float(found[1]), found[2]
+        if plain == bool(unit) or (unit and not _UNIT.fullmatch(unit)):
+            raise ValueError(want)
+        if unit:
+            try:
+                value *= factor(unit.replace(" ", ""), si_unit)
+            except ValueError as e:
+                raise ValueError(f"{want}; {e}") from None
+    else:
+        if not plain:
+            raise ValueError(want)
+        try:
+            value = float(text)
+        except OverflowError:
+            value = math.inf
+    if not math.isfinite(value):
+        raise ValueError(f"{want}; it must be finite")
+    return value

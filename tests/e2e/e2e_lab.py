@@ -32,11 +32,16 @@ def _free_port() -> int:
 
 @contextlib.contextmanager
 def jupyterlab(root: Path, folder: Path) -> Iterator[str]:
-    """Serve `root`; everything JupyterLab keeps goes into `folder`. Yields the address."""
+    """Serve a copy of the notebooks of `root`, made in `folder`; yields the address.
+
+    A copy, since JupyterLab saves what it ran; its settings and logs go into `folder` too.
+    """
+    served = folder / "served"
+    shutil.copytree(root / "notebooks", served / "notebooks")
     port = _free_port()
     command = [
         sys.executable, "-m", "jupyterlab", "--no-browser", "--allow-root", "--ip=127.0.0.1",
-        f"--port={port}", f"--ServerApp.root_dir={root}", "--IdentityProvider.token=",
+        f"--port={port}", f"--ServerApp.root_dir={served}", "--IdentityProvider.token=",
         "--ServerApp.password=", "--LabApp.expose_app_in_browser=True",
         f"--LabApp.app_settings_dir={root / 'lab_settings'}",
     ]  # fmt: skip
@@ -46,7 +51,7 @@ def jupyterlab(root: Path, folder: Path) -> Iterator[str]:
     env |= {"IPYTHONDIR": str(folder / "ipython"), "JUPYTERLAB_SETTINGS_DIR": str(folder / "lab")}
     env.pop("PYTHONDONTWRITEBYTECODE", None)  # else every kernel compiles its imports again
     with open(folder / "server.log", "w", encoding="utf-8") as log:
-        server = subprocess.Popen(command, stdout=log, stderr=log, env=env, cwd=root)
+        server = subprocess.Popen(command, stdout=log, stderr=log, env=env, cwd=served)
         try:
             url = f"http://127.0.0.1:{port}"
             _wait(url, server, folder / "server.log")

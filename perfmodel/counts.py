@@ -1,0 +1,89 @@
+"""Exact counts of a model: parameters, checkpoint bytes, cache bytes, FLOPs of a token.
+
+They come from the same operators that the step uses, so a check of a published count is a check
+of the step's shapes.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+import sympy as sp
+
+from perfmodel.model import Model
+from perfmodel.operators.builder import Builder, Op
+from perfmodel.step import collect
+
+
+def _ops(model: Model, precision: str, draft: str | None) -> list[tuple[Op, float]]:
+    """Weight-bearing operators with how often their weights exist (draft passes are not copies)."""
+    out = []
+    for op in collect(model, precision, "decode", draft).ops:
+        shares_head = op.layer_kind.startswith("draft") and op.name == "head"
+        if op.params and not shares_head:
+            count = sp.sympify(op.count)
+            out.append((op, float(count.subs({s: 2 for s in count.free_symbols}))))
+    return out
+
+
+def parameters(model: Model, draft: str | None = None) -> dict[str, float]:
+    """Parameters by tensor class, with those of `draft` when named; vision tower included."""
+    out: dict[str, float] = defaultdict(float)
+    for op, n in _ops(model, "native", draft):
+        out[op.tensor_class or "other"] += n * op.params
+    if model.vision:
+        out["vision"] = float(model.vision.parameters)
+    return dict(out)
+
+
+def active_parameters(model: Model) -> float:
+    """Weights a token uses: routed top-k, everything else and the head, no input embedding.
+
+    This is the convention of the published DeepSeek V4 and Kimi K3 figures.
+    """
+    return sum(n * op.active_params for op, n in _ops(model, "native", None))
+
+
+def checkpoint_bytes(model: Model, precision: str = "native", draft: str | None = None) -> float:
+    """Bytes of all weights with their scales, vision tower in BF16."""
+    vision = 2.0 * model.vision.parameters if model.vision else 0.0
+    return vision + sum(
+        n * op.params * op.bytes_per_param for op, n in _ops(model, precision, draft)
+    )
+
+
+def cache_bytes(model: Model, context_tokens: int, precision: str = "native") -> dict[str, float]:
+    """Bytes a sequence keeps resident at this context, by layer kind; nothing sharded."""
+    b: Builder = collect(model, precision, "decode")
+    out: dict[str, float] = {}
+    for line in b.caches:
+        kind = line.name
+        at = float(
+            sp.sympify(line.per_sequence).subs({s: context_tokens for s in _t(line.per_sequence)})
+        )
+        out[kind] = out.get(kind, 0.0) + line.count * at
+    return out
+
+
+def _t(expr: sp.Expr) -> set[sp.Symbol]:
+    return {s for s in sp.sympify(expr).free_symbols if s.name == "T"}
+
+
+def decode_flops(model: Model, context_tokens: int) -> dict[tuple[str, str], float]:
+    """FLOPs of one decoded token by (group, rate); groups are linear, core and indexer.
+
+    One GPU, one sequence, no tile padding: the convention of published FLOP counts.
+    """
+    values = dict(T=context_tokens, q=1, m=1, b=1, M=1, B=1, tp=1, dp=1, pp=1, ep=1, etp=1, dcp=1)
+    out: dict[tuple[str, str], float] = defaultdict(float)
+    for op in collect(model, "native", "decode").ops:
+        if op.formulas.name == "elementwise" or op.link:
+            continue
+        expr = op.cost("flops")
+        if op.formulas.name == "experts":  # exactly top-k experts, nothing for tiles or imbalance
+            flops = 2.0 * op.active_params
+        else:
+            flops = float(expr.subs({s: values[s.name] for s in expr.free_symbols}))
+        group = {"attention": "core", "indexer": "indexer"}.get(op.formulas.name, "linear")
+        out[group, op.rate] += float(op.count) * flops
+    return dict(out)

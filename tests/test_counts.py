@@ -1,0 +1,177 @@
+"""Published counts that the cards must reproduce (facts: model reports and checkpoints)."""
+
+import pytest
+
+from perfmodel import counts
+from perfmodel.api import list_models, load_model
+from perfmodel.operators.builder import symbol
+from perfmodel.step import collect
+
+V4, K3, V32 = (load_model(m) for m in ("deepseek-v4-pro", "kimi-k3", "deepseek-v3.2"))
+M1 = 1_048_576
+GIB = 2**30
+
+
+def near(x, rel):
+    return pytest.approx(x, rel=rel)
+
+
+@pytest.mark.parametrize(
+    ("model", "draft", "total"),
+    [(V4, None, 1573.0e9), (V4, "mtp", 1598.84e9), (K3, None, 2779.9e9), (V32, None, 671.88e9)],
+)
+def test_total_parameters(model, draft, total):
+    assert sum(counts.parameters(model, draft).values()) == near(total, 2e-4)
+
+
+@pytest.mark.parametrize("name", list_models())
+def test_totals_and_actives_as_published(name):
+    m = load_model(name)
+    # 1.6T is rounded and counts the MTP block; 37B of V3.2 counts neither indexer nor head
+    draft = "mtp" if "mtp" in m.draft else None
+    assert sum(counts.parameters(m, draft).values()) == near(
+        m.published.total_parameters.value, 5e-3
+    )
+    assert counts.active_parameters(m) == near(m.published.active_parameters.value, 1.5e-2)
+
+
+@pytest.mark.parametrize(
+    ("model", "active"), [(V4, 48.852e9), (K3, 104.187e9), (V32, 37.48e9)], ids=lambda x: str(x)[:8]
+)
+def test_active_parameters(model, active):
+    assert counts.active_parameters(model) == near(active, 5e-4)
+
+
+def test_layer_kinds_add_up():
+    assert V4.attention_counts() == {"csa": 30, "hca": 31} and V4.layers == 61
+    assert K3.attention_counts() == {"kda": 69, "mla": 24} and K3.layers == 93
+    assert [x.partition("/")[0] for x in K3.shape.order[-2:]] == ["mla", "mla"]
+    assert K3.ffn_counts() == {"dense": 1, "moe": 92}
+    assert V32.ffn_counts() == {"dense": 3, "moe": 58} and V32.layers == 61
+
+
+def test_checkpoint_bytes():
+    assert counts.checkpoint_bytes(V4, draft="mtp") == near(864.7e9, 1e-3)
+    assert counts.checkpoint_bytes(V4, draft="mtp") == near(V4.published.checkpoint.value, 5e-3)
+    assert counts.checkpoint_bytes(V4, draft="dspark") == near(893e9, 5e-3)
+    assert counts.checkpoint_bytes(K3) == near(1560.7e9, 1e-3)
+    assert counts.checkpoint_bytes(K3) == near(K3.published.checkpoint.value, 5e-3)
+
+
+def _expert(model):
+    (op,) = [o for o in collect(model, "native", "decode").ops if o.name == "experts"]
+    return op
+
+
+def test_bytes_of_one_expert():
+    op, moe = _expert(K3), K3.ffn["moe"]
+    assert op.params // moe.experts * op.bytes_per_param == 17_547_264
+    assert _expert(V4).params // V4.ffn["moe"].experts == 66_060_288
+
+
+def test_parameters_per_layer():
+    """Per-layer groups of the model report's shapes, in millions."""
+    want = {
+        ("csa", "attention"): 299.9, ("csa", "indexer"): 12.58, ("hca", "compressor"): 7.41,
+        ("kda", "attention"): 443.74, ("mla", "attention"): 232.20, ("dsa", "indexer"): 13.5,
+    }  # fmt: skip
+    for (kind, cls), millions in want.items():
+        model = next(m for m in (V4, K3, V32) if kind in m.attention)
+        ops = collect(model, "native", "decode").ops
+        got = sum(o.params for o in ops if o.layer_kind == kind and o.tensor_class == cls)
+        assert got / 1e6 == near(millions, 2e-3), (kind, cls)
+    shared = sum(
+        o.params for o in collect(K3, "native", "decode").ops if o.tensor_class == "shared"
+    )
+    assert shared == 132_120_576
+    latent = sum(
+        o.params for o in collect(K3, "native", "decode").ops if o.tensor_class == "latent"
+    )
+    assert latent / 1e6 == near(51.38, 1e-3)
+
+
+def test_cache_at_one_million():
+    assert counts.cache_bytes(V4, M1)["kv"] == 5_280_404_480
+    assert counts.cache_bytes(V4, M1, "bf16-cache")["kv"] / GIB == near(9.6246, 1e-4)
+    assert counts.cache_bytes(V32, M1, "bf16-cache")["kv"] / GIB == near(83.875, 1e-4)
+    assert counts.cache_bytes(V32, M1)["kv"] == near(50.40e9, 1e-3)
+    ratio = counts.cache_bytes(V32, M1)["kv"] / counts.cache_bytes(V4, M1)["kv"]
+    assert ratio == near(9.545, 1e-3)  # published: «9.5x smaller»
+    gqa = 2 * 2 * 8 * 128 * 61 * M1
+    assert counts.cache_bytes(V4, M1)["kv"] / gqa == near(0.0202, 1e-2)
+
+
+def test_cache_of_kimi_k3():
+    assert counts.cache_bytes(K3, 10**6)["kv"] == 27.648e9
+    assert counts.cache_bytes(K3, 10**6, "kv8")["kv"] == 13.824e9
+    assert counts.cache_bytes(K3, 10**6)["state"] == 434_110_464 + 15_261_696
+    assert counts.cache_bytes(K3, 1)["state"] == counts.cache_bytes(K3, M1)["state"]
+
+
+def test_v4_cache_is_not_linear():
+    """Windows saturate and entries appear only when a stride is full."""
+    at = [counts.cache_bytes(V4, t)["kv"] for t in (1, 3, 4, 127, 128, 129)]
+    assert at[0] == 61 * 584 and at[1] == 3 * at[0]
+    assert at[2] == 4 * at[0] + 30 * (584 + 68)
+    assert at[5] == at[4]
+
+
+def equivalent(model):
+    """FP8-equivalent FLOPs of the V4 report's Figure 1: BF16 x2, FP8 x1, FP4 x0.5."""
+    weight = {"bf16": 2.0, "fp8": 1.0, "fp4": 0.5}
+    return sum(weight[rate] * f for (_, rate), f in counts.decode_flops(model, M1).items())
+
+
+def test_decode_flops_at_one_million():
+    v4, v32 = counts.decode_flops(V4, M1), counts.decode_flops(V32, M1)
+    assert v32["core", "bf16"] == near(34.8e9, 5e-3)
+    assert v32["indexer", "fp8"] == near(1048.0e9, 1e-3)
+    assert v32["linear", "fp8"] == near(72.8e9, 5e-3)
+    assert v32["linear", "bf16"] == near(2.1e9, 2e-2)
+    assert v4["core", "bf16"] == near(76.7e9, 5e-3)
+    assert v4["indexer", "fp4"] == near(128.8e9, 1e-3)
+    assert v4["linear", "fp8"] == near(93.8e9, 5e-3)
+    assert v4["linear", "bf16"] == near(3.9e9, 2e-2)
+    assert equivalent(V32) / 1e9 == near(1195, 5e-3)
+    assert equivalent(V32) / equivalent(V4) == near(3.74, 3e-3)
+
+
+@pytest.mark.parametrize(
+    ("context", "scan", "gather", "hca"),
+    [
+        (8192, 4.2e6, 20.2e6, 3.5e6),
+        (131_072, 66.8e6, 20.2e6, 20.9e6),
+        (M1, 534.8e6, 20.2e6, 150.6e6),
+    ],
+)
+def test_decode_reads_are_not_storage(context, scan, gather, hca):
+    """Bytes a V4 Pro decode step reads per sequence (computed in the facts, all layers)."""
+    got = {}
+    for op in collect(V4, "native", "decode").ops:
+        expr = op.cost("kv_bytes")
+        if expr != 0:
+            values = {symbol("T"): context, symbol("q"): 1, symbol("b"): 1, symbol("dcp"): 1}
+            got[op.layer_kind, op.name] = float(op.count) * float(expr.subs(values))
+    assert got["csa", "index_scan"] == near(scan, 1e-2)  # stated to two digits
+    assert got["csa", "core"] == near(gather, 1e-2)
+    assert got["hca", "core"] == near(hca, 1.5e-2)
+
+
+def test_k3_long_context_attention():
+    """24 MLA layers, absorbed: 5.01 MFLOP per context token and query (facts, section 7)."""
+    f = counts.decode_flops(K3, M1)["core", "bf16"] / M1
+    assert f == near(5.01e6, 2e-3)
+    recurrent = counts.decode_flops(K3, 8)["linear", "bf16"]
+    assert recurrent < counts.decode_flops(K3, M1)["core", "bf16"]
+
+
+def test_touched_experts_at_batch_one():
+    """K3 reads 25.8 GB of experts and 111.1 GB of the rest at batch 1."""
+    from perfmodel.api import Plan, estimate
+
+    e = estimate("kimi-k3", "vr-nvl72", Plan(tp=32, ep=32), batch=1, context_tokens=1024)
+    experts = sum(o.weight_bytes for o in e.operators if o.name == "experts") * 32
+    assert experts == near(25.8e9, 5e-3)
+    parts = counts.parameters(K3)
+    rest = sum(v for k, v in parts.items() if k not in ("experts", "embedding", "vision")) * 2
+    assert rest == near(111.1e9, 5e-3)
