@@ -385,16 +385,29 @@ def _refuse(run: _Run, plan: Plan, batch: int, context: int, v: dict[str, float]
     )
 
 
-def _number(expr: Any, inputs: dict[str, Any], v: dict[str, float]) -> float:
+def _number(expr: Any, known: dict[str, float]) -> float:
+    """A binding as a number; most are numbers or single symbols, and `subs` is slow."""
+    if isinstance(expr, int | float):
+        return float(expr)
+    if isinstance(expr, sp.Symbol):
+        return known[expr.name]
     expr = sp.sympify(expr)
-    return float(expr.subs({s: {**inputs, **v}[s.name] for s in expr.free_symbols}))
+    return float(expr.subs({s: known[s.name] for s in expr.free_symbols}))
+
+
+def _costs(op: Op, known: dict[str, float]) -> dict[str, float]:
+    """What one operator computes and moves in one layer, by name of the family's definition."""
+    bound = {k: _number(x, known) for k, x in op.bindings.items()}
+    return {k: float(x) for k, x in op.formulas.compile()(**bound).items()}
 
 
 def _line(run: _Run, op: Op, key: str, inputs: dict[str, Any], v: dict[str, float]) -> OperatorLine:
-    n = _number(op.count, inputs, v)
+    known = {**inputs, **v}
+    n = _number(op.count, known)
+    costs = _costs(op, known)
 
     def cost(what: str) -> float:
-        return n * _number(op.cost(what), inputs, v)
+        return n * costs.get(what, 0.0)
 
     part = {k: n * v.get(f"{key}_{k}", 0.0) for k in BOUNDS}
     bound = max(BOUNDS, key=lambda k: part[k])

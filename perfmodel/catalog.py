@@ -12,7 +12,7 @@ import tomllib
 from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, TypeVar, get_args
 
 from pydantic import (
     BaseModel,
@@ -123,8 +123,18 @@ def quantity_field(
 
 
 if TYPE_CHECKING:
-    Bytes = BytesPerSecond = FlopsPerSecond = Watts = Seconds = Quantity
-    UsdPerHour = Usd = Ratio = Count = Whole = Number = Factor = Quantity
+    Bytes: TypeAlias = Quantity
+    BytesPerSecond: TypeAlias = Quantity
+    FlopsPerSecond: TypeAlias = Quantity
+    Watts: TypeAlias = Quantity
+    Seconds: TypeAlias = Quantity
+    UsdPerHour: TypeAlias = Quantity
+    Usd: TypeAlias = Quantity
+    Ratio: TypeAlias = Quantity
+    Count: TypeAlias = Quantity
+    Whole: TypeAlias = Quantity
+    Number: TypeAlias = Quantity
+    Factor: TypeAlias = Quantity
 else:
     # Upper bounds catch slips of a unit prefix; they are far beyond any real machine.
     Bytes = quantity_field("B", 0, 1e16)

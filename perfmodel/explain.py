@@ -12,11 +12,11 @@ from perfmodel.errors import InputError
 from perfmodel.operators import families as fam
 from perfmodel.operators.builder import Op
 from perfmodel.roofline import ROOFLINE
+from perfmodel.step import METRICS, StepChain
 from perfmodel.symbolic import Chain
 
 if TYPE_CHECKING:
     from perfmodel.api import Estimate
-    from perfmodel.step import StepChain
 
 
 @dataclass(frozen=True)
@@ -33,16 +33,16 @@ class Explanation:
     inputs: list[tuple[str, float, str, str, str]]
 
 
-METRICS = {
-    "step_time": "step_time",
-    "tpot": "tpot",
-    "interactivity": "interactivity",
-    "throughput": "throughput",
-    "throughput_gpu": "throughput_gpu",
-    "throughput_mw": "throughput_mw",
-    "usd_per_mtok": "usd_per_mtok",
-    "memory": "memory",
-}
+TOP = (
+    "step_time",
+    "tpot",
+    "interactivity",
+    "throughput",
+    "throughput_gpu",
+    "throughput_mw",
+    "usd_per_mtok",
+    "memory",
+)
 PARTS = ("flops", "weight_bytes", "kv_bytes", "act_bytes", "message_bytes", "link_s", "latency_s")
 
 
@@ -57,7 +57,7 @@ def _operators(e: Estimate, step: StepChain) -> dict[str, int]:
 
 def names(e: Estimate, step: StepChain) -> list[str]:
     """What can be explained: metrics, operators (KIND.OPERATOR) and their parts (....flops)."""
-    out = [n for n, d in METRICS.items() if d in step.chain.defs]
+    out = [n for n in TOP if n in step.chain.defs]
     for op, i in _operators(e, step).items():
         out.append(op)
         out += [f"{op}.{p}" for p in PARTS if p in step.ops[i].formulas.defs]
@@ -66,8 +66,8 @@ def names(e: Estimate, step: StepChain) -> list[str]:
 
 def explain(e: Estimate, step: StepChain, name: str) -> Explanation:
     """The explanation of one name; raises InputError listing near ones when it is unknown."""
-    if name in METRICS and METRICS[name] in step.chain.defs:
-        return _definition(step.chain, METRICS[name], e.values, e.sources)
+    if name in TOP and name in step.chain.defs:
+        return _definition(step.chain, name, e.values, e.sources)
     ops = _operators(e, step)
     if name in ops:
         return _operator_time(e, step, name, ops[name])
@@ -192,7 +192,11 @@ def key_equations() -> list[tuple[str, str, str]]:
         (fam.ATTENTION, ("flops", "kv_bytes")),
         (fam.INDEXER, ("flops", "kv_bytes")),
         (fam.DELTA_RULE, ("kv_bytes",)),
-        (fam.COLLECTIVE, ("share_out", "message_bytes", "t_in", "t_out", "link_s")),
+        (fam.COLLECTIVE, ("share_out", "message_bytes", "t_in", "t_out", "link_s", "latency_s")),
+        (
+            METRICS["decode"],
+            ("tpot", "interactivity", "throughput", "throughput_mw", "usd_per_mtok"),
+        ),
     ):
         for n in wanted:
             out.append(

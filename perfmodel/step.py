@@ -235,32 +235,57 @@ def _resident(c: Chain, b: Builder) -> None:
     c.define("memory", "B", "resident bytes on the fullest GPU", sp.Add(*lines))
 
 
-def _metrics(c: Chain, phase: str) -> None:
-    step, g = symbol("step_time"), symbol("g")
+def _metric_chain(phase: str) -> Chain:
+    """From step time to what is reported; each metric is defined here and nowhere else."""
+    c = Chain(f"metrics {phase}", "from step time to what is reported")
+    step = c.input("step_time", "s", "time of a step", r"t_\mathrm{step}")
+    batch = c.input("B", "1", "sequences in the instance")
+    g = c.input("g", "1", "GPUs of the instance")
+    power = c.input("P_gpu", "W", "power per GPU on the named basis", r"P_\mathrm{gpu}")
+    cost = c.input(
+        "c_gpu", "USD/s", "cost per GPU and second on the named basis", r"c_\mathrm{gpu}"
+    )
+    per_mw = c.const("watts", 1_000_000, "W/MW", "watts in a megawatt")
+    per_mtok = c.const("mega", 1_000_000, "token/Mtoken", "tokens in a million")
     if phase == "decode":
-        c.define(
-            "tpot", "s", "time per output token (TPOT)", step * 1 / symbol("A"), r"\mathrm{TPOT}"
+        a = c.input("A", "token", "tokens a step yields per sequence (acceptance length)")
+        tpot = c.define(
+            "tpot", "s/token", "time per output token (TPOT)", step / a, r"\mathrm{TPOT}"
         )
-        c.define(
-            "interactivity", "1/s", "output tokens per second and user", 1 / symbol("tpot"), "I"
-        )
-        tokens = B * symbol("A")
+        c.define("interactivity", "token/s", "output tokens per second and user", 1 / tpot, "I")
+        tokens = batch * a
     else:
-        tokens = B * Q
+        tokens = batch * c.input("q", "token", "new tokens of a sequence in this step")
     # With pp microbatches in flight every stage works all the time, so the instance yields a
     # whole batch per traverse.
-    c.define("throughput", "token/s", "tokens per second of the instance", tokens / step, r"\Theta")
-    c.define("throughput_gpu", "token/s", "tokens per second and GPU", symbol("throughput") / g)
+    thr = c.define(
+        "throughput", "token/s", "tokens per second of the instance", tokens / step, r"\Theta"
+    )
+    gpu = c.define(
+        "throughput_gpu", "token/s", "tokens per second and GPU", thr / g, r"\Theta_\mathrm{gpu}"
+    )
     c.define(
         "throughput_mw",
         "token/s/MW",
         "tokens per second and megawatt on the named power basis",
-        1_000_000 * symbol("throughput_gpu") / symbol("P_gpu"),
+        per_mw * gpu / power,
         r"\Theta_\mathrm{MW}",
     )
     c.define(
         "usd_per_mtok",
         "USD/Mtoken",
         "dollars per million tokens on the named cost basis",
-        1_000_000 * symbol("c_gpu") / symbol("throughput_gpu"),
+        per_mtok * cost / gpu,
+        r"c_\mathrm{Mtok}",
     )
+    return c
+
+
+METRICS = {phase: _metric_chain(phase) for phase in ("decode", "prefill")}
+
+
+def _metrics(c: Chain, phase: str) -> None:
+    source = METRICS[phase]
+    values = {t.symbol: v for t, v in source.constants.values()}
+    for name, (term, expr) in source.defs.items():
+        c.define(name, term.unit, term.doc, expr.xreplace(values), source.tex.get(term.symbol))

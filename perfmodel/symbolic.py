@@ -118,6 +118,8 @@ class Chain:
         t = Term(symbol(name), unit, doc)
         if tex:
             self.tex[t.symbol] = tex
+        elif len(name) > 1 and name.isalpha():  # "ep" is one name, not e times p
+            self.tex[t.symbol] = rf"\mathrm{{{name}}}"
         return t
 
     def input(self, name: str, unit: str, doc: str, tex: str | None = None) -> sp.Symbol:
@@ -177,6 +179,7 @@ class Chain:
 
     def latex(self, name: str) -> str:
         t, e = self.defs[name]
+        e = e.xreplace({c.symbol: v for c, v in self.constants.values()})
         return sp.latex(sp.Eq(t.symbol, e, evaluate=False), symbol_names=self.tex, mul_symbol=r"\,")
 
     def derivative(self, name: str, wrt: str) -> sp.Expr:

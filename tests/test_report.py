@@ -51,7 +51,7 @@ def test_lists_reports_and_parameters() -> None:
 @pytest.mark.parametrize(
     ("params", "words"),
     [
-        ({"modle": "kimi-k3"}, ["modle", "did you mean model", "allowed:", "context_tokens"]),
+        ({"contex_token": 1}, ["contex_token", "did you mean context_tokens", "allowed: model"]),
         ({"model": "gpt-9"}, ["model", "gpt-9", "deepseek-v4-pro"]),
         ({"systems": ["h900"]}, ["systems", "h900", "h200-nvl8"]),
         ({"systems": []}, ["systems", "empty"]),
