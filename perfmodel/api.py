@@ -245,6 +245,11 @@ def _prepare(
         notes.append(
             "calibrated constants come from published kernel tables, not from serving rows"
         )
+    if s.chip.peak_fp4 is None and m.precision_named(precision).cache.index_rate == "fp4":
+        notes.append(
+            f"{s.id} has no FP4: precision {precision!r} keeps FP4 index keys, which its kernels "
+            "lack; a precision with FP8 keys (see `perfmodel models`) is what it would run"
+        )
     if s.profile != "as sold":
         notes.append(f"machine profile: {s.profile}")
     chain = step_chain_for(m, precision, phase, draft)
