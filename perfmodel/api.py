@@ -206,6 +206,7 @@ def _prepare(
     m, s = _model(model), _system(system)
     _choice("phase", phase, PHASES)
     _choice("mode", mode, tuple(MODES))
+    _choice("precision", precision, tuple(m.precision))
     _choice("power_basis", power_basis, tuple(POWER_BASES))
     _choice("price_basis", price_basis, tuple(PRICE_BASES))
     draft_tokens = whole("draft_tokens", draft_tokens, 0, 32)
@@ -243,7 +244,8 @@ def _prepare(
                 f"extrapolated: {s.id} has no kernel measurements; it borrows efficiencies"
             )
         notes.append(
-            "calibrated constants come from published kernel tables, not from serving rows"
+            "calibrated constants: medians of published kernels; kernel floor and tile rows come "
+            "from serving rows of other models"
         )
     if s.chip.peak_fp4 is None and m.precision_named(precision).cache.index_rate == "fp4":
         notes.append(
@@ -257,6 +259,12 @@ def _prepare(
         m, s, chain, inputs, sources, draft, acceptance, tuple(notes),
         s.memory.capacity.value, price is not None,
     )  # fmt: skip
+
+
+def _check_plan(plan: Any, run: _Run) -> None:
+    if not isinstance(plan, Plan):
+        raise InputError(f"plan: {plan!r} is not a Plan; write Plan(tp=8) or Plan.parse('tp=8')")
+    plan.check(run.model, run.system)
 
 
 def _speculation(
@@ -283,6 +291,9 @@ def _speculation(
                 "give one"
             )
         return name, length, [f"acceptance length {length} for draft {name}: {d.source}"]
+    number = isinstance(acceptance_length, int | float | np.number)
+    if isinstance(acceptance_length, bool) or not number:
+        raise InputError(f"acceptance_length: {acceptance_length!r} is not a number")
     if not 1 <= acceptance_length <= draft_tokens + 1:
         raise InputError(
             f"acceptance_length: {acceptance_length} must lie in 1 .. draft_tokens + 1 = "
@@ -337,7 +348,7 @@ def estimate(
         draft_tokens=draft_tokens, acceptance_length=acceptance_length,
         power_basis=power_basis, price_basis=price_basis,
     )  # fmt: skip
-    plan.check(run.model, run.system)
+    _check_plan(plan, run)
     batch = whole("batch", batch, 1, 10**7)
     limit = run.model.shape.context_tokens
     context_tokens = whole("context_tokens", context_tokens, 1 if phase == "decode" else 0, limit)
@@ -485,13 +496,24 @@ def sweep(
         draft_tokens=draft_tokens, acceptance_length=acceptance_length,
         power_basis=power_basis, price_basis=price_basis,
     )  # fmt: skip
-    plan.check(run.model, run.system)
+    _check_plan(plan, run)
     return _columns(run, plan, *_points(run.model, batch, context_tokens))
 
 
 def _points(m: Model, batch: Any, context: Any) -> tuple[np.ndarray, np.ndarray]:
-    b, t = np.broadcast_arrays(np.asarray(batch, float), np.asarray(context, float))
-    b, t = b.ravel(), t.ravel()
+    columns = []
+    for name, x in (("batch", batch), ("context_tokens", context)):
+        try:
+            columns.append(np.asarray(x, float))
+        except (TypeError, ValueError):
+            raise InputError(f"{name}: {x!r:.80} is not a column of whole numbers") from None
+    try:
+        b, t = (x.ravel() for x in np.broadcast_arrays(*columns))
+    except ValueError:
+        raise InputError(
+            f"batch and context_tokens: shapes {columns[0].shape} and {columns[1].shape} do not "
+            "broadcast; expected equal lengths or one number"
+        ) from None
     for name, x, low, high in (
         ("batch", b, 1, 1e7),
         ("context_tokens", t, 0, m.shape.context_tokens),
@@ -506,7 +528,7 @@ def _points(m: Model, batch: Any, context: Any) -> tuple[np.ndarray, np.ndarray]
 
 def _columns(run: _Run, plan: Plan, b: np.ndarray, t: np.ndarray) -> dict[str, np.ndarray]:
     names = [n for n in SWEEP if n in run.step.chain.defs]
-    f = run.step.chain.compile(*names)
+    f = run.step.chain.compile_columns(names, ("B", "T"))
     v = _evaluate(f, {**run.inputs, **_layout(plan), "B": b, "T": t}, b.size)
     sums = np.stack([v.pop(f"sum_{k}") for k in BOUNDS])
     out = {"batch": b, "context_tokens": t, **{RENAME.get(k, k): x for k, x in v.items()}}

@@ -105,7 +105,9 @@ def _parser() -> Parser:
         "-p", "--param", action="append", default=[], metavar="KEY=VALUE", help="a parameter"
     )
     sub.add_argument("-f", "--params-file", type=Path, metavar="FILE", help=".yaml, .toml, .json")
-    sub.add_argument("-o", "--output", type=Path, metavar="FILE", help="file to write")
+    sub.add_argument(
+        "-o", "--output", type=Path, metavar="FILE", help="file to write (default NAME.pdf)"
+    )
     sub.add_argument("--format", choices=FORMATS, help="default: by the output's ending, or pdf")
     return parser
 
@@ -459,6 +461,8 @@ def _report(args: argparse.Namespace) -> Iterator[str]:
         return
     _known("report", args.name, names)
     fmt = args.format or "pdf"
+    if args.output is None:
+        args.output = Path(f"{args.name}.{fmt}")
     if not args.format and args.output.suffix[1:].lower() in FORMATS:
         fmt = args.output.suffix[1:].lower()
     params = report.parse_params(args.param, args.params_file)
@@ -474,7 +478,7 @@ def _check_report(args: argparse.Namespace) -> None:
     if args.name is None:
         raise InputError("report: no name given, expected one that `perfmodel report --list` shows")
     if args.output is None:
-        raise InputError(f"--output: missing, expected a file such as -o {args.name[:60]}.pdf")
+        return  # NAME.FORMAT in the current folder, once the name is known to be one
     ending = args.output.suffix[1:].lower()
     if ending in FORMATS and args.format and ending != args.format:
         raise InputError(

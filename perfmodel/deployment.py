@@ -141,7 +141,14 @@ def _annotated(spec: dict[str, Any], fronts: Mapping[str, pd.DataFrame], target:
         {"x": e["interactivity_tok_s_user"], "y": e["throughput_tok_s_mw"], "name": n}
         for n, e in zip(fronts, ends, strict=True)
     ]
-    right_name = names.pop(right)  # its label runs to the right, where no other curve is
+    # Labels stand over the ends, but run to the right where there is room only there.
+    reach = max(float(f["interactivity_tok_s_user"].max()) for f in fronts.values())
+    aside = [
+        v
+        for i, v in enumerate(names)
+        if i == right or v["x"] / reach < 0.007 * len(v["name"])  # 500 px wide, 7 px a letter
+    ]
+    names = [v for v in names if v not in aside]
     spec["layer"] += [
         {
             "data": {"values": [{"x": target}]},
@@ -158,7 +165,7 @@ def _annotated(spec: dict[str, Any], fronts: Mapping[str, pd.DataFrame], target:
                     "text": {"field": "name", "type": "nominal"},
                 },
             }
-            for align, values in (("center", names), ("left", [right_name]))
+            for align, values in (("center", names), ("left", aside))
         ),
     ]
     spec.setdefault("config", {}).setdefault("legend", {})["labelLimit"] = 0
@@ -560,6 +567,7 @@ class Study:
             show.text("Of the model:\n\n" + "\n".join(f"- {show.escape(n)}" for n in card.notes))
 
     def show_assumptions(self) -> None:
+        light = self.mode == "speed-of-light"
         # Three systems a table: more would not fit the width of a page.
         for start in range(0, len(self.systems), 3):
             chosen = self.systems[start : start + 3]
@@ -572,7 +580,8 @@ class Study:
             rows = [
                 [what, *(self._quantity(cards[s].get(path)) for s in chosen)]
                 for path, what in paths
-                if any(path in cards[s] for s in chosen)
+                if not (light and path.startswith(("efficiency.", "floors.")))  # not applied
+                and any(path in cards[s] for s in chosen)
             ]
             show.table(
                 ["Quantity", *(show.escape(self.labels[s]) for s in chosen)],

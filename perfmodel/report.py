@@ -315,6 +315,10 @@ def execute(
                 )  # fmt: skip
             except PapermillExecutionError as error:
                 raise ReportError(_failure(name, error)) from None
+            except RuntimeError as error:  # of jupyter_client: no answer from the kernel
+                raise ReportError(
+                    f"report {name}: {error} (it needs the loopback network, 127.0.0.1)"
+                ) from None
     notebook: dict[str, Any] = json.loads(result.read_text("utf-8"))
     return _cleaned(notebook)
 

@@ -271,7 +271,7 @@ E = ["estimate", *POINT]
         (["hardware", "h200"], "did you mean h200-nvl8"),
         (["hardware", "../../etc/passwd"], "unknown"),
         (["report"], "name"),
-        (["report", "deployment"], "--output"),
+        (["report", "deployment", "-o", "."], "--output"),
         (["report", "deploymnt", "-o", "x.pdf"], "did you mean deployment"),
         (["report", "deployment", "-o", "x.docx"], ".pdf"),
         (["report", "deployment", "-o", "x.html", "--format", "pdf"], "--format"),

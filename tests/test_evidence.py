@@ -52,5 +52,7 @@ def test_decode_attention_modules(evidence, record_property, system, ratio):
     error = _predict(KINDS[ratio], SYSTEMS[system], rows) / measured - 1
     mdape, p90 = np.median(abs(error)), np.quantile(abs(error), 0.9)
     record_property("mdape", float(mdape))
-    print(f"{system} {KINDS[ratio]}: n {len(rows)}, MdAPE {mdape:.1%}, P90 {p90:.1%}, bias {np.median(error):+.1%}")
+    print(
+        f"{system} {KINDS[ratio]}: n {len(rows)}, MdAPE {mdape:.1%}, P90 {p90:.1%}, bias {np.median(error):+.1%}"
+    )
     assert mdape < 0.30

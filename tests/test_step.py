@@ -174,8 +174,8 @@ def test_best_is_a_front_of_points_that_fit(model: str, system: str) -> None:
     batch = [2**i for i in range(14)]
     try:
         r = api.best(model, system, batch=batch, context_tokens=8192)
-    except DoesNotFit as e:
-        assert "GB per GPU" in str(e)
+    except DoesNotFit as refusal:
+        assert "GB per GPU" in str(refusal)
         return
     x, y = r["interactivity_tok_s_user"], r["throughput_tok_s_mw"]
     assert r["fits"].all()

@@ -1,0 +1,207 @@
+"""Cards: every field broken on purpose is refused with file and field; units parse or refuse."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from perfmodel import api, catalog, units
+from perfmodel.catalog import Quantity
+from perfmodel.errors import CardError, InputError
+from perfmodel.hardware import System
+from perfmodel.model import Model
+from perfmodel.paths import data_dir
+
+CARDS = [
+    *((System, data_dir("hardware") / f"{s}.toml") for s in api.list_systems()),
+    *((Model, data_dir("models") / f"{m}.toml") for m in api.list_models()),
+]
+cards = pytest.mark.parametrize(("cls", "path"), CARDS, ids=lambda x: getattr(x, "stem", ""))
+
+
+def quantities(data: dict[str, Any], at: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    """Where the `{ value, kind, source }` tables of a card lie."""
+    for key, value in data.items():
+        if isinstance(value, dict):
+            if "value" in value:
+                yield (*at, key)
+            else:
+                yield from quantities(value, (*at, key))
+
+
+def sections(data: dict[str, Any], at: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    """Every table of a card except sources and free maps."""
+    yield at
+    for key, value in data.items():
+        if isinstance(value, dict) and key not in ("sources", "acceptance"):
+            yield from sections(value, (*at, key))
+
+
+def table(data: dict[str, Any], at: tuple[str, ...]) -> dict[str, Any]:
+    for key in at:
+        data = data[key]
+    return data
+
+
+def refused(cls: Any, data: dict[str, Any], path: Path, *says: str) -> None:
+    with pytest.raises(CardError) as e:
+        catalog.validate(cls, data, path)
+    for text in (str(path), *says):
+        assert text in str(e.value), (says, str(e.value))
+
+
+@cards
+def test_every_number_has_a_source_and_ordered_range(cls: Any, path: Path) -> None:
+    data = catalog.load_toml(path)
+    card = catalog.validate(cls, data, path)
+    found = 0
+    for at in quantities(data):
+        q: Any = card
+        for key in at:
+            q = q[key] if isinstance(q, dict) else getattr(q, key)
+        assert isinstance(q, Quantity) and q.kind in catalog.KINDS and q.source.strip()
+        assert q.source in data["sources"].values()
+        assert math.isfinite(q.value) and q.value >= 0
+        assert q.low is None or q.low <= q.value
+        assert q.high is None or q.high >= q.value
+        found += 1
+    assert found >= (30 if cls is System else 2)
+    if cls is Model:
+        for at in sections(data):
+            part = table(data, at)
+            if "kind" in part:
+                assert part["kind"] in catalog.KINDS and part["source"] in data["sources"], at
+
+
+WRONG = [
+    ("value", -1.0), ("value", math.nan), ("value", math.inf), ("value", True),
+    ("value", "fast"), ("value", "3 parsec"), ("value", "1e999 B"), ("value", None),
+    ("value", [1]), ("value", ""), ("kind", "guess"), ("kind", None), ("kind", []),
+    ("source", "NOBODY"), ("source", ""), ("source", []), ("surprise", 1),
+    ("low", "1e300"), ("high", "-1"),
+]  # fmt: skip
+
+
+@cards
+def test_every_broken_quantity_is_refused(cls: Any, path: Path) -> None:
+    data = catalog.load_toml(path)
+    for at in quantities(data):
+        for key, value in WRONG:
+            bad = copy.deepcopy(data)
+            table(bad, at)[key] = value
+            refused(cls, bad, path, ".".join(at))
+        for key in ("value", "kind", "source"):
+            bad = copy.deepcopy(data)
+            del table(bad, at)[key]
+            refused(cls, bad, path, ".".join(at))
+        bad = copy.deepcopy(data)
+        table(bad, at[:-1])[at[-1]] = 5  # a bare number has no source
+        refused(cls, bad, path, ".".join(at))
+        # A unit of another dimension, with the number as it was.
+        bad = copy.deepcopy(data)
+        was = str(table(bad, at)["value"])
+        table(bad, at)["value"] = f"{was.split()[0]} token"
+        refused(cls, bad, path, ".".join(at))
+
+
+@cards
+def test_unknown_and_renamed_keys_are_refused(cls: Any, path: Path) -> None:
+    data = catalog.load_toml(path)
+    for at in sections(data):
+        bad = copy.deepcopy(data)
+        part = table(bad, at)
+        if not any(isinstance(v, dict) for v in part.values()) or at in ((), ("chip",)):
+            part["surprise"] = 1
+            refused(cls, bad, path, "surprise")
+    for at in quantities(data):
+        bad = copy.deepcopy(data)
+        part = table(bad, at[:-1])
+        part[at[-1] + "_x"] = part.pop(at[-1])
+        refused(cls, bad, path, at[-1] + "_x")
+
+
+@cards
+def test_dropped_tables_are_refused(cls: Any, path: Path) -> None:
+    data = catalog.load_toml(path)
+    for key in data:
+        optional = ("notes", "draft", "vision", "residual")
+        if key in optional or (cls is Model and key == "date"):
+            continue
+        bad = copy.deepcopy(data)
+        del bad[key]
+        refused(cls, bad, path, key if key != "sources" else "source")
+
+
+@cards
+def test_every_source_is_cited_text(cls: Any, path: Path) -> None:
+    data = catalog.load_toml(path)
+    for key in data["sources"]:
+        for wrong in ("", "  ", 3, None):
+            bad = copy.deepcopy(data)
+            bad["sources"][key] = wrong
+            refused(cls, bad, path, "sources")
+
+
+@pytest.mark.parametrize(
+    "content", [b"id = ", b"\xff\xfe", b"x = 1\n" * 200_001, b"", b"id = 'a'\nid = 'b'"]
+)
+def test_files_that_are_no_cards(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "broken.toml"
+    path.write_bytes(content)
+    with pytest.raises(CardError, match="broken.toml"):
+        catalog.read_card(System, path)
+
+
+def test_unknown_ids_name_the_nearest(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="gb300-nvl72"):
+        api.load_system("gb300")
+    with pytest.raises(InputError, match="kimi-k3"):
+        api.load_model("kimi-k4")
+    with pytest.raises((CardError, InputError), match="absent.toml"):
+        api.load_system(str(tmp_path / "absent.toml"))
+
+
+PREFIX = {"": 1.0, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15}
+NUMBER = st.floats(1e-3, 1e6).map(lambda x: float(f"{x:.6g}"))
+
+
+@given(x=NUMBER, prefix=st.sampled_from(list(PREFIX)), si=st.sampled_from(["B", "B/s", "FLOP/s"]))
+def test_parse_scales_by_the_prefix(x: float, prefix: str, si: str) -> None:
+    assert units.parse(f"{x} {prefix}{si}", si) == pytest.approx(x * PREFIX[prefix], rel=1e-12)
+
+
+@given(x=NUMBER)
+def test_parse_known_conversions(x: float) -> None:
+    assert units.parse(f"{x} GiB", "B") == pytest.approx(x * 2**30)
+    assert units.parse(f"{x} us", "s") == pytest.approx(x * 1e-6)
+    assert units.parse(f"{x} Gb/s", "B/s") == pytest.approx(x * 1e9 / 8)
+    assert units.parse(f"{x} kW", "W") == pytest.approx(x * 1e3)
+    assert units.parse(x, "1") == x
+
+
+@given(text=st.text(max_size=70), si=st.sampled_from(sorted(units.EXAMPLES)))
+def test_parse_never_fails_otherwise(text: str, si: str) -> None:
+    try:
+        assert math.isfinite(units.parse(text, si))
+    except ValueError as e:
+        assert "expected" in str(e)
+
+
+@given(
+    x=NUMBER, given_unit=st.sampled_from(sorted(units.EXAMPLES)),
+    wanted=st.sampled_from(sorted(units.EXAMPLES)),
+)  # fmt: skip
+def test_parse_refuses_other_dimensions(x: float, given_unit: str, wanted: str) -> None:
+    text = f"{x}" if given_unit == "1" else f"{x} {given_unit}"
+    if given_unit == wanted:
+        assert units.parse(text, wanted) == pytest.approx(x)
+    else:
+        with pytest.raises(ValueError, match="expected"):
+            units.parse(text, wanted)
