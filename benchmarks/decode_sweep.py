@@ -191,8 +191,8 @@ def main(rows: tuple[int, ...] = (100_000, 1_000_000)) -> None:
         ours, theirs = (chunks(g, b, t, 1, keys) for g in (generated, hand))
         worst = max(float(np.max(np.abs(ours[k] / theirs[k] - 1))) for k in keys)
         for threads in (1, 2):
-            fast = best_of(lambda w=threads, b=b, t=t: chunks(generated, b, t, w, keys))
-            slow = best_of(lambda w=threads, b=b, t=t: chunks(hand, b, t, w, keys))
+            fast = best_of(partial(chunks, generated, b, t, threads, keys))
+            slow = best_of(partial(chunks, hand, b, t, threads, keys))
             print(
                 f"{n:<10,} {threads:<8} {n / fast / 1e6:<14.2f} {n / slow / 1e6:<12.2f} "
                 f"{fast / slow:<6.2f} {worst:.1e}"
