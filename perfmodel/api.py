@@ -497,10 +497,10 @@ def sweep(
         power_basis=power_basis, price_basis=price_basis,
     )  # fmt: skip
     _check_plan(plan, run)
-    return _columns(run, plan, *_points(run.model, batch, context_tokens))
+    return _columns(run, plan, *_points(run, batch, context_tokens))
 
 
-def _points(m: Model, batch: Any, context: Any) -> tuple[np.ndarray, np.ndarray]:
+def _points(run: _Run, batch: Any, context: Any) -> tuple[np.ndarray, np.ndarray]:
     columns = []
     for name, x in (("batch", batch), ("context_tokens", context)):
         try:
@@ -514,10 +514,10 @@ def _points(m: Model, batch: Any, context: Any) -> tuple[np.ndarray, np.ndarray]
             f"batch and context_tokens: shapes {columns[0].shape} and {columns[1].shape} do not "
             "broadcast; expected equal lengths or one number"
         ) from None
-    for name, x, low, high in (
-        ("batch", b, 1, 1e7),
-        ("context_tokens", t, 0, m.shape.context_tokens),
-    ):
+    # as in `estimate`: decode attends at least one token, prefill's new ones must still fit
+    decode = "tpot" in run.step.chain.defs
+    limit = run.model.shape.context_tokens - (0 if decode else run.inputs["q"])
+    for name, x, low, high in (("batch", b, 1, 1e7), ("context_tokens", t, int(decode), limit)):
         bad = ~((x >= low) & (x <= high) & (x == np.floor(x)))
         if bad.any():
             raise InputError(
@@ -563,7 +563,7 @@ def best(
         power_basis=power_basis, price_basis=price_basis,
     )  # fmt: skip
     candidates = _plans(run.model, run.system, max_gpus)
-    b, t = _points(run.model, batch, context_tokens)
+    b, t = _points(run, batch, context_tokens)
     layouts = [_layout(p) for p in candidates]
     index = np.repeat(np.arange(len(candidates)), b.size)
     names = [n for n in SWEEP if n in run.step.chain.defs]

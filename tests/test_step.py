@@ -241,3 +241,15 @@ def test_bad_columns_are_named(name: str, value: Any) -> None:
 def test_columns_that_do_not_broadcast_are_named() -> None:
     with pytest.raises(InputError, match="batch"):
         api.sweep(**{**GOOD, "batch": [1, 2], "context_tokens": [1, 2, 3]})
+
+
+def test_sweep_refuses_the_contexts_that_estimate_refuses() -> None:
+    m = api.load_model("deepseek-v4-pro")
+    for keys in (
+        dict(phase="decode", context_tokens=0),
+        dict(phase="decode", context_tokens=m.shape.context_tokens + 1),
+        dict(phase="prefill", context_tokens=m.shape.context_tokens - 1, new_tokens=2),
+    ):
+        for f in (api.estimate, api.sweep):
+            with pytest.raises(InputError, match="context_tokens"):
+                f(m, "gb300-nvl72", Plan(dp=8), batch=1, **keys)
