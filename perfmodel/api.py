@@ -63,6 +63,7 @@ def plans(model: str | Model, system: str | System, max_gpus: int | None = None)
 
 
 def precisions(model: str | Model) -> list[str]:
+    """The precisions on the model's card; every call also takes "auto"."""
     return list(_model(model).precision)
 
 
@@ -145,6 +146,7 @@ class Estimate:
     memory_bytes: float
     capacity_bytes: float
     operators: list[OperatorLine]
+    outside_operators_s: float
     notes: list[str]
     values: dict[str, float] = field(repr=False, default_factory=dict)
     sources: dict[str, str] = field(repr=False, default_factory=dict)
@@ -167,6 +169,7 @@ class _Run:
 
     model: Model
     system: System
+    precision: str
     step: StepChain
     inputs: dict[str, Any]
     sources: dict[str, str]
@@ -179,7 +182,7 @@ class _Run:
 
 def _choice(name: str, value: str, allowed: Any) -> None:
     if value not in allowed:
-        raise InputError(f"{name}: {value!r} is not one of {', '.join(allowed)}")
+        raise InputError(f"{name}: {value!r} is not one of {', '.join(allowed) or 'none'}")
 
 
 def whole(name: str, value: Any, low: int, high: int) -> int:
@@ -198,6 +201,7 @@ def _prepare(
     new_tokens: int,
     precision: str,
     mode: str,
+    draft: str | None,
     draft_tokens: int,
     acceptance_length: float | None,
     power_basis: str,
@@ -206,7 +210,7 @@ def _prepare(
     m, s = _model(model), _system(system)
     _choice("phase", phase, PHASES)
     _choice("mode", mode, tuple(MODES))
-    _choice("precision", precision, tuple(m.precision))
+    _choice("precision", precision, ("auto", *m.precision))
     _choice("power_basis", power_basis, tuple(POWER_BASES))
     _choice("price_basis", price_basis, tuple(PRICE_BASES))
     draft_tokens = whole("draft_tokens", draft_tokens, 0, 32)
@@ -215,7 +219,8 @@ def _prepare(
         raise InputError(
             f"new_tokens: {new_tokens} in decode; expected 1 (draft_tokens sets speculation)"
         )
-    draft, acceptance, notes = _speculation(m, phase, draft_tokens, acceptance_length)
+    draft, acceptance, notes = _speculation(m, phase, draft, draft_tokens, acceptance_length)
+    precision = _precision(m, s, precision, notes)
     machine = machine_numbers(s, mode)
     inputs: dict[str, Any] = {k: v for k, (v, _) in machine.items()}
     sources = {k: src for k, (_, src) in machine.items()}
@@ -226,6 +231,10 @@ def _prepare(
     inputs["workspace"], sources["workspace"] = (
         assume["workspace"].value,
         assume["workspace"].source,
+    )
+    inputs["n_live"], sources["n_live"] = (
+        assume["live_vectors"].value,
+        assume["live_vectors"].source,
     )
     inputs["A"] = acceptance
     inputs["q"] = float(new_tokens if phase == "prefill" else 1 + draft_tokens)
@@ -247,16 +256,11 @@ def _prepare(
             "calibrated constants: medians of published kernels; kernel floor and tile rows come "
             "from serving rows of other models"
         )
-    if s.chip.peak_fp4 is None and m.precision_named(precision).cache.index_rate == "fp4":
-        notes.append(
-            f"{s.id} has no FP4: precision {precision!r} keeps FP4 index keys, which its kernels "
-            "lack; a precision with FP8 keys (see `perfmodel models`) is what it would run"
-        )
     if s.profile != "as sold":
         notes.append(f"machine profile: {s.profile}")
     chain = step_chain_for(m, precision, phase, draft)
     return _Run(
-        m, s, chain, inputs, sources, draft, acceptance, tuple(notes),
+        m, s, precision, chain, inputs, sources, draft, acceptance, tuple(notes),
         s.memory.capacity.value, price is not None,
     )  # fmt: skip
 
@@ -264,13 +268,35 @@ def _prepare(
 def _check_plan(plan: Any, run: _Run) -> None:
     if not isinstance(plan, Plan):
         raise InputError(f"plan: {plan!r} is not a Plan; write Plan(tp=8) or Plan.parse('tp=8')")
-    plan.check(run.model, run.system)
+    plan.check(run.model, run.system, run.draft)
+
+
+def _precision(m: Model, s: System, precision: str, notes: list[str]) -> str:
+    """The named precision; `auto` is native, or what the card names for chips without FP4."""
+    other = m.precision["native"].without_fp4
+    if precision == "auto" and s.chip.peak_fp4 is None and other is not None:
+        notes.append(f"precision {other}: {s.id} has no FP4 (automatic choice)")
+        return other
+    precision = "native" if precision == "auto" else precision
+    if s.chip.peak_fp4 is None and m.precision[precision].cache.index_rate == "fp4":
+        notes.append(
+            f"{s.id} has no FP4: precision {precision!r} keeps FP4 index keys, which its kernels "
+            f"lack; precision {other!r} is what it would run"
+        )
+    return precision
 
 
 def _speculation(
-    m: Model, phase: str, draft_tokens: int, acceptance_length: float | None
+    m: Model, phase: str, draft: str | None, draft_tokens: int, acceptance_length: float | None
 ) -> tuple[str | None, float, list[str]]:
-    if draft_tokens == 0 or phase == "prefill":
+    """(draft name, acceptance length, notes). `draft` None takes the checkpoint's own first."""
+    if draft_tokens and phase == "prefill":
+        raise InputError(f"draft_tokens: {draft_tokens} in prefill; expected 0 (drafts decode)")
+    if draft is not None:
+        _choice("draft", draft, tuple(m.draft))
+    if draft_tokens == 0:
+        if draft is not None:
+            raise InputError(f"draft: {draft!r} without draft_tokens; expected draft_tokens > 0")
         if acceptance_length not in (None, 1, 1.0):
             raise InputError(
                 f"acceptance_length: {acceptance_length} without draft_tokens; expected none or 1"
@@ -278,8 +304,7 @@ def _speculation(
         return None, 1.0, []
     if not m.draft:
         raise InputError(f"draft_tokens: {m.id} has no draft head on its card; expected 0")
-    # the draft in the checkpoint comes first; a block draft follows where there is none
-    name = next((n for n, d in m.draft.items() if d.in_checkpoint), next(iter(m.draft)))
+    name = draft or next((n for n, d in m.draft.items() if d.in_checkpoint), next(iter(m.draft)))
     d = m.draft[name]
     if draft_tokens > d.max_tokens:
         raise InputError(f"draft_tokens: {draft_tokens} is more than the {d.max_tokens} of {name}")
@@ -302,17 +327,20 @@ def _speculation(
     return name, float(acceptance_length), []
 
 
-_chains: dict[tuple[str, str, str, str | None, int], StepChain] = {}
+_chains: dict[tuple[int, str, str, str | None], tuple[Model, StepChain]] = {}
 
 
 def step_chain_for(m: Model, precision: str, phase: str, draft: str | None) -> StepChain:
-    """The step chain, cached by card content (a model is not hashable: it holds tables)."""
-    key = (m.id, precision, phase, draft, id(m))
+    """The step chain, cached per model object (which holds tables and has no hash).
+
+    The entry keeps its model alive, so that the id cannot come back as another model's.
+    """
+    key = (id(m), precision, phase, draft)
     if key not in _chains:
         if len(_chains) > 64:
             _chains.clear()
-        _chains[key] = step_chain(m, precision, phase, draft)
-    return _chains[key]
+        _chains[key] = (m, step_chain(m, precision, phase, draft))
+    return _chains[key][1]
 
 
 def _layout(plan: Plan) -> dict[str, float]:
@@ -330,8 +358,9 @@ def estimate(
     context_tokens: int,
     phase: str = "decode",
     new_tokens: int = 1,
-    precision: str = "native",
+    precision: str = "auto",
     mode: str = "calibrated",
+    draft: str | None = None,
     draft_tokens: int = 0,
     acceptance_length: float | None = None,
     power_basis: str = "all_in",
@@ -345,7 +374,7 @@ def estimate(
     """
     run = _prepare(
         model, system, phase=phase, new_tokens=new_tokens, precision=precision, mode=mode,
-        draft_tokens=draft_tokens, acceptance_length=acceptance_length,
+        draft=draft, draft_tokens=draft_tokens, acceptance_length=acceptance_length,
         power_basis=power_basis, price_basis=price_basis,
     )  # fmt: skip
     _check_plan(plan, run)
@@ -364,7 +393,7 @@ def estimate(
     lines = [x for x in lines if x.time_s > 0 or x.flops > 0]
     return Estimate(
         model_id=run.model.id, system_id=run.system.id, plan=plan, phase=phase, mode=mode,
-        precision=precision, batch=batch, context_tokens=context_tokens, new_tokens=new_tokens,
+        precision=run.precision, batch=batch, context_tokens=context_tokens, new_tokens=new_tokens,
         draft=run.draft, draft_tokens=draft_tokens if run.draft else 0,
         acceptance_length=run.acceptance, gpus=plan.gpus,
         step_time_s=v["step_time"], tpot_s=v.get("tpot"),
@@ -373,7 +402,8 @@ def estimate(
         power_basis=power_basis, power_w=inputs["P_gpu"] * plan.gpus, price_basis=price_basis,
         usd_per_mtok=v["usd_per_mtok"] if run.has_price else None,
         bound=_bound(v), memory=_memory_lines(run, v), memory_bytes=v["memory"],
-        capacity_bytes=run.capacity, operators=lines, notes=list(run.notes),
+        capacity_bytes=run.capacity, operators=lines,
+        outside_operators_s=v["step_time"] - v["t_through"], notes=list(run.notes),
         values={**inputs, **v}, sources=run.sources, step=run.step,
     )  # fmt: skip
 
@@ -393,11 +423,16 @@ def _refuse(run: _Run, plan: Plan, batch: int, context: int, v: dict[str, float]
     if v["memory"] <= run.capacity:
         return
     rows = "\n".join(f"  {x.name:<40}{x.bytes / 1e9:10.2f} GB" for x in _memory_lines(run, v))
+    hint = ""
+    if "tpot" not in v and v["mem_activations"] > 0.1 * run.capacity:
+        hint = (
+            "\n  activations grow with new_tokens: prefill in chunks, each after a longer context"
+        )
     raise DoesNotFit(
         f"{run.model.id} does not fit on {run.system.id} with {plan.label}, batch {batch}, "
         f"context {context:,}: {v['memory'] / 1e9:.1f} GB per GPU needed, "
         f"{run.capacity / 1e9:.1f} GB there\n{rows}\n"
-        f"  {'sum':<40}{v['memory'] / 1e9:10.2f} GB > {run.capacity / 1e9:.2f} GB"
+        f"  {'sum':<40}{v['memory'] / 1e9:10.2f} GB > {run.capacity / 1e9:.2f} GB{hint}"
     )
 
 
@@ -480,8 +515,9 @@ def sweep(
     context_tokens: Any,
     phase: str = "decode",
     new_tokens: int = 1,
-    precision: str = "native",
+    precision: str = "auto",
     mode: str = "calibrated",
+    draft: str | None = None,
     draft_tokens: int = 0,
     acceptance_length: float | None = None,
     power_basis: str = "all_in",
@@ -493,7 +529,7 @@ def sweep(
     """
     run = _prepare(
         model, system, phase=phase, new_tokens=new_tokens, precision=precision, mode=mode,
-        draft_tokens=draft_tokens, acceptance_length=acceptance_length,
+        draft=draft, draft_tokens=draft_tokens, acceptance_length=acceptance_length,
         power_basis=power_basis, price_basis=price_basis,
     )  # fmt: skip
     _check_plan(plan, run)
@@ -544,8 +580,9 @@ def best(
     batch: Any,
     context_tokens: int,
     max_gpus: int | None = None,
-    precision: str = "native",
+    precision: str = "auto",
     mode: str = "calibrated",
+    draft: str | None = None,
     draft_tokens: int = 0,
     acceptance_length: float | None = None,
     power_basis: str = "all_in",
@@ -559,10 +596,10 @@ def best(
     """
     run = _prepare(
         model, system, phase="decode", new_tokens=1, precision=precision, mode=mode,
-        draft_tokens=draft_tokens, acceptance_length=acceptance_length,
+        draft=draft, draft_tokens=draft_tokens, acceptance_length=acceptance_length,
         power_basis=power_basis, price_basis=price_basis,
     )  # fmt: skip
-    candidates = _plans(run.model, run.system, max_gpus)
+    candidates = _plans(run.model, run.system, max_gpus, run.draft)
     b, t = _points(run, batch, context_tokens)
     layouts = [_layout(p) for p in candidates]
     index = np.repeat(np.arange(len(candidates)), b.size)

@@ -15,15 +15,11 @@ from perfmodel.operators.builder import Builder, Op
 from perfmodel.step import collect
 
 
-def _ops(model: Model, precision: str, draft: str | None) -> list[tuple[Op, float]]:
+def _ops(model: Model, precision: str, draft: str | None) -> list[tuple[Op, int]]:
     """Weight-bearing operators with how often their weights exist (draft passes are not copies)."""
-    out = []
-    for op in collect(model, precision, "decode", draft).ops:
-        shares_head = op.layer_kind.startswith("draft") and op.name == "head"
-        if op.params and not shares_head:
-            count = sp.sympify(op.count)
-            out.append((op, float(count.subs({s: 2 for s in count.free_symbols}))))
-    return out
+    ops = collect(model, precision, "decode", draft).ops
+    shares_head = [op.layer_kind.startswith("draft") and op.name == "head" for op in ops]
+    return [(op, op.copies) for op, s in zip(ops, shares_head, strict=True) if op.params and not s]
 
 
 def parameters(model: Model, draft: str | None = None) -> dict[str, float]:

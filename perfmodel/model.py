@@ -178,6 +178,7 @@ class Precision(Section):
     weights: dict[str, FormatName]
     activations: dict[str, FormatName]
     cache: Cache
+    without_fp4: str | None = None  # of `native`: the precision that chips without FP4 run
 
     @model_validator(mode="after")
     def _defaults(self) -> Precision:
@@ -271,6 +272,14 @@ class Model(BaseModel):
                     )
         if "native" not in self.precision:
             raise ValueError("precision needs a `native` entry")
+        if "auto" in self.precision:
+            raise ValueError("precision.auto is reserved; expected another name")
+        for n, p in self.precision.items():
+            if p.without_fp4 is not None and p.without_fp4 not in self.precision:
+                raise ValueError(
+                    f"precision.{n}.without_fp4 = {p.without_fp4!r}: expected one of "
+                    f"{', '.join(self.precision)}"
+                )
         return self
 
     @property

@@ -63,7 +63,7 @@ class Plan:
         known = [f.name for f in fields(Plan)]
         out: dict[str, int] = {}
         for part in re.split(r"[,\s]+", text.strip()):
-            m = re.fullmatch(r"([a-zA-Z]+)\s*=?\s*(\d+)", part)
+            m = re.fullmatch(r"([a-zA-Z]+)\s*=?\s*([0-9]+)", part)
             if not m or m[1].lower() not in known:
                 raise InputError(
                     f"plan: {part!r} is not understood; write for example tp=8,dp=9,ep=72 "
@@ -74,8 +74,8 @@ class Plan:
             out[m[1].lower()] = int(m[2])
         return Plan(**out)
 
-    def check(self, model: Model, system: System) -> None:
-        """Raise InputError when the layout is not possible for this model on this system."""
+    def check(self, model: Model, system: System, draft: str | None = None) -> None:
+        """Raise InputError when the layout is not possible for this model (and its draft)."""
         ep, etp = self.experts
         stage = self.tp * self.dp
         if ep * etp != stage:
@@ -92,13 +92,14 @@ class Plan:
             raise InputError(f"plan dcp: {self.dcp} must divide tp={self.tp}")
         if self.pp > model.layers:
             raise InputError(f"plan pp: {self.pp} is more than the {model.layers} layers")
-        for name in model.attention_counts():
+        drafted = [x.partition("/") for x in model.draft[draft].layers] if draft else []
+        for name in [*model.attention_counts(), *(a for a, _, _ in drafted)]:
             heads = model.attention[name].heads
             if heads % self.tp:
                 raise InputError(
                     f"plan tp: {self.tp} does not divide the {heads} heads of {model.id} {name}"
                 )
-        for name in model.ffn_counts():
+        for name in [*model.ffn_counts(), *(f for _, _, f in drafted)]:
             f = model.ffn[name]
             if isinstance(f, MoE):
                 if ep > f.experts:
@@ -115,7 +116,9 @@ class Plan:
             )
 
 
-def plans(model: Model, system: System, max_gpus: int | None = None) -> list[Plan]:
+def plans(
+    model: Model, system: System, max_gpus: int | None = None, draft: str | None = None
+) -> list[Plan]:
     """Every plan that makes sense on one system: TP, TP with EP, attention DP with wide EP.
 
     Sizes are powers of two up to the NVLink domain, and the whole domain; a domain smaller than
@@ -132,7 +135,7 @@ def plans(model: Model, system: System, max_gpus: int | None = None) -> list[Pla
 
     def put(p: Plan) -> None:
         try:
-            p.check(model, system)
+            p.check(model, system, draft)
         except InputError:
             return
         if p.gpus <= top and p not in out:

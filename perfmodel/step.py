@@ -73,18 +73,18 @@ def _draft(b: Builder, name: str) -> None:
     b.layer_kind = f"draft {name}"
     b.tokens = SEQS * drafted if d.block else SEQS
     b.routed = b.tokens * DP
-    b.query, b.cached = drafted if d.block else sp.Integer(1), False
+    b.query = drafted if d.block else sp.Integer(1)
     passes: Any = smaller(1, drafted) if d.block else drafted
     layers = [x.partition("/") for x in d.layers]
     for a_name, n in {a: sum(x[0] == a for x in layers) for a, _, _ in layers}.items():
-        b.count = n * passes
+        b.count, b.copies = n * passes, n
         kind = b.model.attention[a_name]
         attention.KINDS[type(kind)](b, kind)  # type: ignore[operator]
     for f_name, n in {f: sum(x[2] == f for x in layers) for _, _, f in layers}.items():
-        b.count = n * passes
+        b.count, b.copies = n * passes, n
         ff = b.model.ffn[f_name]
         feedforward.KINDS[type(ff)](b, ff)  # type: ignore[operator]
-    b.count = passes
+    b.count, b.copies = passes, 1
     h = b.model.shape.hidden_size
     for i in range(d.projections):
         b.linear(f"projection_{i + 1}", "draft_projection", h, h)
@@ -111,6 +111,7 @@ INPUTS = (
     ("A", "token", "tokens a step yields per sequence (acceptance length)", None),
     ("P_gpu", "W", "power per GPU on the named basis", r"P_\mathrm{gpu}"),
     ("c_gpu", "USD/s", "cost per GPU and second on the named basis", r"c_\mathrm{gpu}"),
+    ("n_live", "1", "activation vectors alive per token, in hidden sizes (BF16)", None),
     ("workspace", "B", "communication buffers, graphs and scratch per GPU", r"X_\mathrm{ws}"),
 )
 LINKS = ("all_reduce", "all_to_all", "scale_out")
@@ -145,12 +146,13 @@ def step_chain(model: Model, precision: str, phase: str, draft: str | None = Non
     c.define("m", "token", "tokens on a GPU", SEQS * Q)
     c.define("M", "token", "tokens routed in the expert group", TOKENS * DP)
     c.define("g", "1", "GPUs of the instance", TP * DP * PP)
-    time: list[sp.Expr] = []
+    time: dict[str, list[sp.Expr]] = {"layers": [], "ends": [], "sends": []}
     parts: dict[str, list[sp.Expr]] = {k: [] for k in ("compute", "memory", "link", "floor")}
     for i, op in enumerate(b.ops):
         _time(c, f"o{i}", op)
         n = op.count
-        time.append(n * symbol(f"o{i}_t"))
+        where = "sends" if op.link == "send" else "ends" if is_end(op) else "layers"
+        time[where].append(n * symbol(f"o{i}_t"))
         for k in parts:
             if f"o{i}_{k}" in c.defs:
                 parts[k].append(n * symbol(f"o{i}_{k}"))
@@ -161,11 +163,20 @@ def step_chain(model: Model, precision: str, phase: str, draft: str | None = Non
         "the largest pipeline stage over the mean stage",
         sp.ceiling(sp.Integer(layers) / PP) * PP / layers,
     )
+    for name, doc in (("layers", "all layers"), ("ends", "embedding, head and draft"),
+                      ("sends", "sends between pipeline stages")):  # fmt: skip
+        c.define(f"t_{name}", "s", f"time of {doc}", sp.Add(*time[name], evaluate=False))
+    c.define("t_through", "s", "a microbatch through all stages, alone",
+             symbol("t_layers") + symbol("t_ends") + symbol("t_sends"))  # fmt: skip
+    c.define("t_stage", "s", "the slowest stage: most layers and the ends",
+             symbol("t_layers") * symbol("stretch") / PP + symbol("t_ends"))  # fmt: skip
+    c.define("n_mb", "1", "microbatches in flight", smaller(PP, sp.ceiling(B / DP)))
+    # A microbatch comes back when it has passed all stages and the others have passed the slowest.
     c.define(
         "step_time",
         "s",
-        "time of a step: operators x layers, stages in turn, host time",
-        sp.Add(*time, evaluate=False) * symbol("stretch") + symbol("tau_step"),
+        "time of a step: the longer of one way through and all turns of the slowest stage",
+        larger(symbol("t_through"), symbol("n_mb") * symbol("t_stage")) + symbol("tau_step"),
         r"t_\mathrm{step}",
     )
     for k, terms in parts.items():
@@ -201,38 +212,56 @@ def _time(c: Chain, key: str, op: Op) -> None:
 
 
 def _resident(c: Chain, b: Builder) -> None:
-    """Bytes on the fullest GPU: weights by class, caches, activations, workspace."""
-    stage = symbol("stretch") / PP
+    """Bytes on the fullest GPU: weights by class, caches, activations, workspace.
+
+    The fullest stage has the most layers and the heavier end of the model: with one stage both
+    ends, else the head with the draft (or the embedding where that is larger).
+    """
+    layers_share = symbol("stretch") / PP
+    one_stage = sp.Piecewise((0, PP > 1), (1, True))
+    drafted = any(op.layer_kind.startswith("draft") for op in b.ops)
+    ends = {op.name: op for op in b.ops if op.layer_kind == "ends" and op.params}
+    head_stays = drafted or _whole_bytes(ends["head"]) >= _whole_bytes(ends["embedding"])
+    light_end = "embedding" if head_stays else "head"
     by_class: dict[str, list[sp.Expr]] = {}
     for op in b.ops:
-        if op.params:
-            count = op.count
-            if not isinstance(count, int):  # draft layers: passes do not multiply weights
-                count = count.subs(Q, 2)
-            share = count * op.params * op.bytes_per_param / op.resident
-            draft_head = op.layer_kind.startswith("draft") and op.name == "head"
-            if not draft_head:
-                by_class.setdefault(op.tensor_class or "other", []).append(share)
+        if not op.params or (op.layer_kind.startswith("draft") and op.name == "head"):
+            continue  # the draft shares the main head
+        share: sp.Expr = op.copies * op.params * op.bytes_per_param / op.resident
+        if not is_end(op):
+            share *= layers_share
+        elif op.layer_kind == "ends" and op.name == light_end:
+            share *= one_stage
+        by_class.setdefault(op.tensor_class or "other", []).append(share)
     lines = []
     for cls, terms in by_class.items():
-        lines.append(c.define(f"mem_{cls}", "B", f"weights: {cls}", sp.Add(*terms) * stage))
+        lines.append(c.define(f"mem_{cls}", "B", f"weights: {cls}", sp.Add(*terms)))
     if b.model.vision:
         # The tower stays resident (BF16) though text requests never read it.
-        lines.append(
-            c.define(
-                "mem_vision", "B", "weights: vision tower", sp.Float(2 * b.model.vision.parameters)
-            )
-        )
+        tower = sp.Float(2 * b.model.vision.parameters)
+        lines.append(c.define("mem_vision", "B", "weights: vision tower", tower))
     local = sp.ceiling(B / DP)
-    kv = sp.Add(*(x.count * x.per_sequence / x.shards for x in b.caches))
-    tail = b.precision.cache.tail_bytes_per_sequence
+    kv: sp.Expr = b.precision.cache.tail_bytes_per_sequence * layers_share
+    for x in b.caches:
+        share = x.count * x.per_sequence / x.shards
+        kv += share if x.layer_kind.startswith("draft") else share * layers_share
     if b.phase == "prefill":
         kv = kv.xreplace({T: T + Q})
-    lines.append(c.define("mem_kv", "B", "KV cache and state", local * (kv + tail) * stage))
-    h = b.model.shape.hidden_size
-    lines.append(c.define("mem_activations", "B", "activations in flight", TOKENS * h * 2 * 8))
+    lines.append(c.define("mem_kv", "B", "KV cache and state", local * kv))
+    width = 2 * b.model.shape.hidden_size
+    activations = TOKENS * width * symbol("n_live")
+    lines.append(c.define("mem_activations", "B", "activations in flight", activations))
     lines.append(c.define("mem_workspace", "B", "workspace", symbol("workspace")))
     c.define("memory", "B", "resident bytes on the fullest GPU", sp.Add(*lines))
+
+
+def is_end(op: Op) -> bool:
+    """Operators of the first or last pipeline stage only: embedding, head and draft."""
+    return op.layer_kind == "ends" or op.layer_kind.startswith("draft")
+
+
+def _whole_bytes(op: Op) -> float:
+    return op.params * op.bytes_per_param
 
 
 def _metric_chain(phase: str) -> Chain:

@@ -57,8 +57,14 @@ def test_never_faster_than_light_and_sums_add_up(
     light = run(model, system, plan, phase, b, t, mode="speed-of-light")
     assert 0 < light.step_time_s <= e.step_time_s * REL
     assert sum(x.bytes for x in e.memory) == pytest.approx(e.memory_bytes, rel=1e-9)
-    busy = sum(o.time_s for o in e.operators) * e.values["stretch"]
-    assert busy + e.values["tau_step"] == pytest.approx(e.step_time_s, rel=1e-9)
+    inside = sum(o.time_s for o in e.operators)
+    assert inside == pytest.approx(e.values["t_through"], rel=1e-9)
+    assert inside + e.outside_operators_s == pytest.approx(e.step_time_s, rel=1e-9)
+    host = e.values["tau_step"]
+    if plan.pp == 1 or b <= plan.dp:  # one microbatch has nobody to wait for
+        assert e.outside_operators_s == pytest.approx(host, abs=1e-9 * e.step_time_s)
+    else:
+        assert e.outside_operators_s >= host - 1e-9 * e.step_time_s
     for o in e.operators:
         assert o.time_s * REL >= max(o.compute_s, o.memory_s, o.link_s, o.floor_s)
         assert min(o.flops, o.weight_bytes, o.kv_bytes, o.activation_bytes, o.message_bytes) >= 0
@@ -120,8 +126,84 @@ def test_expert_shards_add_up_to_the_whole(model: str) -> None:
         return next(x.bytes for x in e.memory if x.name == "weights: experts")
 
     whole = line(run(model, system, Plan(), "decode", 1, 1))
-    for plan in (Plan(tp=8, ep=8), Plan(dp=72, ep=72), Plan(tp=8, ep=1, etp=8), Plan(tp=2, dp=4)):
+    for plan in (Plan(tp=8, ep=8), Plan(dp=64, ep=64), Plan(tp=8, ep=1, etp=8), Plan(tp=2, dp=4)):
         assert line(run(model, system, plan, "decode", 1, 1)) * plan.gpus == pytest.approx(whole)
+    # where the ranks do not divide the experts, the fullest rank holds one more
+    moe = load_moe(model)
+    uneven = line(run(model, system, Plan(dp=72, ep=72), "decode", 1, 1))
+    assert uneven == pytest.approx(whole * math.ceil(moe.experts / 72) / moe.experts)
+
+
+def load_moe(model: str) -> Any:
+    return api.load_model(model).ffn["moe"]
+
+
+def lines_of(e: Estimate) -> dict[str, float]:
+    return {x.name: x.bytes for x in e.memory}
+
+
+def test_a_draft_keeps_its_cache_resident() -> None:
+    """What a draft reads of a cache in one pass over it must be resident."""
+    kw: dict[str, Any] = dict(batch=2, context_tokens=500_000)
+    plan = Plan(tp=8, ep=8)
+    with_draft = api.estimate("kimi-k3", "gb300-nvl72", plan, draft_tokens=3, **kw)
+    without = api.estimate("kimi-k3", "gb300-nvl72", plan, **kw)
+    read = sum(
+        o.kv_bytes
+        for o in with_draft.operators
+        if o.layer_kind == "draft dspark" and o.name == "core"
+    )
+    more = lines_of(with_draft)["KV cache and state"] - lines_of(without)["KV cache and state"]
+    assert more == pytest.approx(read) and more == 5 * 2 * 500_000 * 1152
+
+
+def test_only_the_ends_hold_embedding_and_head() -> None:
+    """A pipeline does not thin out the head: its last stage holds all of it."""
+    one, two, many = (
+        lines_of(api.estimate("deepseek-v4-pro", "gb300-nvl72", Plan(tp=8, pp=pp), batch=1,
+                              context_tokens=1000, draft_tokens=1))
+        for pp in (1, 2, 31)
+    )  # fmt: skip
+    assert two["weights: head"] == many["weights: head"] == one["weights: head"]
+    assert "weights: embedding" in one and "weights: embedding" not in two
+    assert two["weights: draft_projection"] == one["weights: draft_projection"]
+    assert two["weights: router"] < one["weights: router"]
+
+
+def test_every_draft_of_a_card_can_be_chosen() -> None:
+    kw: dict[str, Any] = dict(batch=8, context_tokens=1000, draft_tokens=5)
+    got = {
+        d: api.estimate("deepseek-v4-pro", "gb300-nvl72", Plan(tp=8), draft=d, **kw)
+        for d in api.drafts("deepseek-v4-pro")
+    }
+    assert got["mtp"].acceptance_length == 2.55 and got["dspark"].acceptance_length == 3.61
+    assert got["dspark"].memory_bytes > got["mtp"].memory_bytes  # three stages, not one block
+    assert api.estimate("deepseek-v4-pro", "gb300-nvl72", Plan(tp=8), **kw).draft == "mtp"
+    with pytest.raises(InputError, match="draft: 'eagle'.*mtp, dspark"):
+        api.estimate("deepseek-v4-pro", "gb300-nvl72", Plan(tp=8), draft="eagle", **kw)
+    with pytest.raises(InputError, match="draft: 'mtp' without draft_tokens"):
+        api.estimate("deepseek-v4-pro", "gb300-nvl72", Plan(tp=8), draft="mtp", batch=1,
+                     context_tokens=1)  # fmt: skip
+
+
+def test_a_draft_must_fit_the_plan_and_the_phase() -> None:
+    with pytest.raises(InputError, match="64 heads of kimi-k3 draft_mla"):
+        api.estimate("kimi-k3", "gb300-nvl72", Plan(tp=12, ep=12), batch=1, context_tokens=9,
+                     draft_tokens=1)  # fmt: skip
+    with pytest.raises(InputError, match="draft_tokens: 2 in prefill"):
+        api.estimate("deepseek-v4-pro", "gb300-nvl72", Plan(tp=8), batch=4, context_tokens=1000,
+                     phase="prefill", new_tokens=100, draft_tokens=2)  # fmt: skip
+    front = api.best("kimi-k3", "gb300-nvl72", batch=[1, 64], context_tokens=1000, draft_tokens=3)
+    assert all(64 % Plan.parse(p).tp == 0 for p in front["plan"])
+
+
+def test_precision_auto_is_what_the_chip_can_run() -> None:
+    for system, want in (("h200-nvl8", "hopper"), ("gb300-nvl72", "native")):
+        e = api.estimate("deepseek-v4-pro", system, Plan(tp=8), batch=1, context_tokens=1000)
+        assert e.precision == want
+        assert any("precision" in n for n in e.notes) == (want != "native")
+    e = api.estimate("deepseek-v3.2", "h200-nvl8", Plan(tp=8), batch=1, context_tokens=1000)
+    assert e.precision == "native"
 
 
 @quick

@@ -22,8 +22,9 @@ SEQS, TOKENS, ROUTED = symbol("b"), symbol("m"), symbol("M")  # on this GPU; in 
 class Op:
     """One operator of a layer kind, on one GPU.
 
-    `count` is how many layers have it; `params` the unsharded weights of one layer; `resident`
-    the ways they are split over a pipeline stage's GPUs.
+    `count` is how often a step runs it and `copies` how often its weights exist (they differ for
+    drafts); `params` are the unsharded weights of one copy, of which the fullest GPU holds one
+    part in `resident`.
     """
 
     name: str
@@ -40,6 +41,7 @@ class Op:
     bytes_per_param: float = 0.0
     resident: Any = 1
     active_params: int = 0
+    copies: int = 1
     link: str | None = None  # collectives: "all_reduce" | "all_to_all" | "send"
 
     def cost(self, what: str) -> sp.Expr:
@@ -54,6 +56,7 @@ class CacheLine:
     """Bytes resident per sequence for one layer kind: `per_sequence` in T; split `shards` ways."""
 
     name: str
+    layer_kind: str
     count: int
     per_sequence: sp.Expr
     shards: Any
@@ -73,7 +76,7 @@ class Builder:
     tokens: sp.Expr = TOKENS
     routed: sp.Expr = ROUTED
     query: sp.Expr = Q
-    cached: bool = True  # draft layers hold no cache line of their own beyond the window
+    copies: int | None = None  # layers of a draft: its passes do not multiply what is resident
 
     @property
     def decode(self) -> bool:
@@ -106,6 +109,7 @@ class Builder:
                 count=self.count,
                 formulas=formulas,
                 bindings=bindings,
+                copies=int(self.count) if self.copies is None else self.copies,
                 **kw,
             )
         )
@@ -196,5 +200,5 @@ class Builder:
         self.collective(name, "all_reduce", 2 * self.tokens * width, TP, 2)
 
     def cache(self, name: str, per_sequence: sp.Expr, shards: Any) -> None:
-        if self.cached:
-            self.caches.append(CacheLine(name, self.count, per_sequence, shards))
+        n = self.count if self.copies is None else self.copies
+        self.caches.append(CacheLine(name, self.layer_kind, n, per_sequence, shards))

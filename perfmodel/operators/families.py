@@ -44,14 +44,23 @@ def _experts() -> Chain:
     a = c.input("a", "B/token", "bytes per activation value", r"\beta_a")
     r = c.input("r", "token", "rows of tile padding per touched expert", r"r_\mathrm{tile}")
     phi = c.input("phi", "1", "load of the busiest rank over the mean", r"\varphi")
+    held = c.define(
+        "held",
+        "1",
+        "experts on the fullest rank",
+        sp.ceiling(e / ep),
+        r"n_\mathrm{held}",
+    )
     touched = c.define(
         "touched",
         "1",
         "experts on this rank that get at least one token (uniform routing)",
-        e / ep * (1 - (1 - k / e) ** (big_m / one)),
+        held * (1 - (1 - k / e) ** (big_m / one)),
         r"n_\mathrm{touched}",
     )
-    pairs = c.define("pairs", "token", "token-expert pairs on this rank", phi * big_m * k / ep)
+    pairs = c.define(
+        "pairs", "token", "token-expert pairs on this rank", phi * big_m * k * held / e
+    )
     c.define(
         "flops",
         "FLOP",

@@ -51,7 +51,7 @@ def moe(b: Builder, f: MoE) -> None:
         tensor_class="experts",
         params=f.experts * 3 * width * f.intermediate,
         bytes_per_param=w.bytes_per_value,
-        resident=EP * ETP,
+        resident=f.experts / sp.ceiling(sp.Integer(f.experts) / EP) * ETP,
         active_params=f.experts_per_token * 3 * width * f.intermediate,
     )  # fmt: skip
     b.collective("combine", "all_to_all", 2 * sent, travels, 1)

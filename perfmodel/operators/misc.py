@@ -60,4 +60,6 @@ def pipeline_send(b: Builder) -> None:
     r = b.model.residual
     streams = r.streams or 1 if r is not None and r.type == "mhc" else 1
     payload = 2 * b.tokens * b.model.shape.hidden_size * streams / TP
+    b.copies = 0
     b.collective("pipeline_send", "send", payload, TP * DP * PP, 1, count=PP - 1)
+    b.copies = None
