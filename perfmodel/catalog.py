@@ -26,7 +26,7 @@ from pydantic import (
 
 from perfmodel.errors import CardError, InputError
 from perfmodel.paths import data_dir
-from perfmodel.units import parse
+from perfmodel.units import in_bits, parse
 
 if TYPE_CHECKING:
     from perfmodel.hardware import System
@@ -67,12 +67,19 @@ class Quantity(BaseModel):
 
 
 def quantity_field(
-    si_unit: str, lowest: float, highest: float, *, above: bool = True, whole: bool = False
+    si_unit: str,
+    lowest: float,
+    highest: float,
+    *,
+    above: bool = True,
+    whole: bool = False,
+    bits: bool = True,
 ) -> Any:
     """A type for pydantic models: a card's `{ value, kind, source, low, high }` -> Quantity.
 
     Bounds are in `si_unit`; with `above` the lower one is not itself allowed. The source key is
-    looked up in `context["sources"]` of the validation.
+    looked up in `context["sources"]` of the validation. Without `bits` a unit in bits is refused:
+    nobody states memory in bits, so it is a slip for bytes.
     """
     unit = "" if si_unit == "1" else f" {si_unit}"
     bounds = f"{'more than' if above else 'at least'} {lowest:g} and at most {highest:g}{unit}"
@@ -82,6 +89,8 @@ def quantity_field(
             return None
         try:
             x = parse(raw[key], si_unit)
+            if not bits and in_bits(raw[key]):
+                raise ValueError("expected bytes (B), not bits (b)")
             if x < lowest or (above and x == lowest) or x > highest:
                 raise ValueError(f"expected {bounds}")
             if whole and x != int(x):
@@ -125,6 +134,7 @@ def quantity_field(
 if TYPE_CHECKING:
     Bytes: TypeAlias = Quantity
     BytesPerSecond: TypeAlias = Quantity
+    MemoryBandwidth: TypeAlias = Quantity
     FlopsPerSecond: TypeAlias = Quantity
     Watts: TypeAlias = Quantity
     Seconds: TypeAlias = Quantity
@@ -137,9 +147,11 @@ if TYPE_CHECKING:
     Factor: TypeAlias = Quantity
 else:
     # Upper bounds catch slips of a unit prefix; they are far beyond any real machine.
-    Bytes = quantity_field("B", 0, 1e16)
-    BytesPerSecond = quantity_field("B/s", 1e6, 1e15)
-    FlopsPerSecond = quantity_field("FLOP/s", 1e9, 1e19)
+    Bytes = quantity_field("B", 1e6, 1e16, bits=False)
+    BytesPerSecond = quantity_field("B/s", 1e8, 1e14)
+    # slowest HBM or GDDR of an accelerator is above 0.1 TB/s; on-chip SRAM reaches 0.2 PB/s
+    MemoryBandwidth = quantity_field("B/s", 1e11, 1e15, bits=False)
+    FlopsPerSecond = quantity_field("FLOP/s", 1e12, 1e18)
     Watts = quantity_field("W", 1, 1e6, above=False)
     Seconds = quantity_field("s", 0, 60, above=False)
     UsdPerHour = quantity_field("USD/h", 0, 1e6)
@@ -216,13 +228,37 @@ def _line(cls: type[BaseModel], error: Any) -> str:
 
 
 def validate(cls: type[Card], data: Mapping[str, Any], path: Path) -> Card:
-    """`data` as a card of type `cls`; all faults in one CardError, a line each."""
+    """`data` as a card of type `cls`.
+
+    Raises CardError: one line with the first fault and the number of the others; all of them are
+    in its `faults`.
+    """
+    _expect_kind(cls, data, path)
     context = {"sources": _sources(data, path)}
     try:
         return cls.model_validate(data, context=context)
     except ValidationError as e:
-        errors = e.errors(include_url=False)
-        raise CardError("\n".join(f"{path}: {_line(cls, x)}" for x in errors)) from None
+        # unknown keys first: where a key is misspelt, "missing" is only what follows from it
+        rank = {"extra_forbidden": 0, "missing": 2}
+        errors = sorted(e.errors(include_url=False), key=lambda x: rank.get(x["type"], 1))
+        faults = tuple(f"{path}: {_line(cls, x)}" for x in errors)
+        more = f" (and {len(faults) - 1} more)" if len(faults) > 1 else ""
+        error = CardError(faults[0] + more)
+        error.faults = faults
+        raise error from None
+
+
+def _expect_kind(cls: type[BaseModel], data: Mapping[str, Any], path: Path) -> None:
+    """Raise CardError for an empty card and for a machine card read as a model, or the reverse."""
+    if not data:
+        raise CardError(f"{path}: card: empty; expected id, name, [sources] and the other sections")
+    kinds = {"Model": ("model", "shape"), "System": ("machine", "chip")}
+    if cls.__name__ not in kinds:
+        return
+    wanted, mark = kinds[cls.__name__]
+    for other, other_mark in kinds.values():
+        if other != wanted and other_mark in data and mark not in data:
+            raise CardError(f"{path}: card: this is a {other} card; expected a {wanted} card")
 
 
 def read_card(cls: type[Card], path: Path) -> Card:

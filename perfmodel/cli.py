@@ -127,8 +127,14 @@ def _add_point(sub: argparse.ArgumentParser) -> None:
     add("--batch", type=positive, required=True, metavar="N", help="sequences in the instance")
     add("--context", type=count, required=True, metavar="N", help="tokens in cache, a sequence")
     add("--new-tokens", type=positive, metavar="N", help="prefill: uncached tokens, a prompt")
-    add("--precision", default="native", metavar="NAME", help="a precision of the model (native)")
+    add(
+        "--precision",
+        default="auto",
+        metavar="NAME",
+        help="of the model (auto: what the chip runs)",
+    )
     add("--mode", choices=MODES, default="calibrated", help="default: calibrated")
+    add("--draft", metavar="NAME", help="draft of the model (the checkpoint's own)")
     add("--draft-tokens", type=count, default=0, metavar="N", help="speculative decoding (0: off)")
     add("--acceptance-length", type=finite, metavar="X", help="tokens a step yields")
     add("--power-basis", default="all_in", metavar="NAME", help="chip, rack_it, all_in, ...")
@@ -156,6 +162,7 @@ def _point(args: argparse.Namespace) -> Any:
         new_tokens=args.new_tokens or 1,
         precision=args.precision,
         mode=args.mode,
+        draft=args.draft,
         draft_tokens=args.draft_tokens,
         acceptance_length=args.acceptance_length,
         power_basis=args.power_basis,
@@ -269,9 +276,9 @@ def _operators(e: Any, top: int | None) -> str:
             (name, *("",) * 5, si(max(time, 0.0), "s"), f"{max(time, 0) / total:.1%}", "", "")
         )
     # What is in the step and in no operator, so that the shares add up to the whole.
-    other = total - math.fsum(o.time_s for o in e.operators)
+    other = e.outside_operators_s
     if other > 1e-6 * total:
-        name = "(host time)" if e.plan.pp == 1 else "(host time, uneven stages)"
+        name = "(host time)" if e.plan.pp == 1 else "(host time, pipeline)"
         rows.append((name, *("",) * 5, si(other, "s"), f"{other / total:.1%}", "", ""))
     head = ("Operator", "count", "prec.", "FLOP", "B", "msg B", "time", "share", "bound", "eff.")
     return table(head, rows, "lrlrrrrrlr")

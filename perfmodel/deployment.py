@@ -82,7 +82,13 @@ def check(params: Mapping[str, Any]) -> None:
         _one_of("systems", system, api.list_systems())
     if len(set(systems)) < len(systems):
         raise InputError(f"systems: {systems!r} names one twice, expected each once")
-    _one_of("precision", params["precision"], api.precisions(params["model"]))
+    _one_of("precision", params["precision"], ["auto", *api.precisions(params["model"])])
+    if params["draft"] is not None:
+        _one_of("draft", params["draft"], api.drafts(params["model"]))
+        if params["draft_tokens"] == 0:
+            raise InputError(
+                f"draft: {params['draft']!r} without draft_tokens; expected draft_tokens > 0"
+            )
     _one_of("mode", params["mode"], list(MODES))
     _one_of("power_basis", params["power_basis"], list(api.POWER_BASES))
     _one_of("price_basis", params["price_basis"], list(api.PRICE_BASES))
@@ -210,6 +216,7 @@ class Study:
     power_basis: str
     price_basis: str
     interactivity_target_tok_s_user: float
+    draft: str | None
     draft_tokens: int
     acceptance_length: float | None
     max_gpus: int | None
@@ -225,6 +232,7 @@ class Study:
         return {
             "precision": self.precision,
             "mode": self.mode,
+            "draft": self.draft,
             "draft_tokens": self.draft_tokens,
             "acceptance_length": self.acceptance_length,
             "power_basis": self.power_basis,
@@ -507,7 +515,9 @@ class Study:
         for s in self.ranking:
             p = self.points[s]
             name, label = show.escape(self.labels[s]), show.escape(p.plan.label)
-            keywords = {**self._keywords, "draft_tokens": 0, "acceptance_length": None}
+            keywords = self._keywords | {
+                "draft": None, "draft_tokens": 0, "acceptance_length": None,
+            }  # fmt: skip
             try:
                 e = api.estimate(
                     self.model, s, p.plan, phase="prefill", batch=p.plan.dp,
@@ -536,10 +546,18 @@ class Study:
 
     def show_inputs(self) -> None:
         card = api.load_model(self.model)
-        stored = card.precision[self.precision]
+        used = {p.estimate.precision: "" for p in self.points.values()} or {self.precision: ""}
+        for name in used:
+            runs = [self.labels[s] for s, p in self.points.items() if p.estimate.precision == name]
+            where = f" ({', '.join(runs)})" if len(used) > 1 else ""
+            text = card.precision[name].summary if name in card.precision else "by chip"
+            used[name] = f"{name}{where}: {text}"
         speculation = "off"
         if self.draft_tokens:
-            speculation = f"{self.draft_tokens} draft tokens"
+            names = {p.estimate.draft or "" for p in self.points.values()}
+            speculation = f"{', '.join(sorted(names))}, {self.draft_tokens} draft tokens".lstrip(
+                ", "
+            )
             lengths = {p.estimate.acceptance_length for p in self.points.values()}
             speculation += "".join(f", {x:g} tokens accepted a step" for x in sorted(lengths))
         show.table(
@@ -552,7 +570,7 @@ class Study:
                 ],
                 ["Systems", show.escape(", ".join(self.systems))],
                 ["Context in cache, each sequence", f"{self.context_tokens:,} tokens"],
-                ["Precision", show.escape(f"{self.precision}: {stored.summary}")],
+                ["Precision", show.escape("; ".join(used.values()))],
                 ["Mode", show.escape(MODES[self.mode])],
                 ["Speculative decoding", speculation],
                 ["Largest instance", f"{self.max_gpus} GPUs" if self.max_gpus else "no limit set"],

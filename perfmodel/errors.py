@@ -9,7 +9,12 @@ class PerfModelError(ValueError):
 
 
 class CardError(PerfModelError):
-    """A hardware or model card is wrong; names the file, the field, its value and what is right."""
+    """A hardware or model card is wrong; names the file, the field, its value and what is right.
+
+    `faults` holds every fault of the card, where there is more than the one in the message.
+    """
+
+    faults: tuple[str, ...] = ()
 
 
 class InputError(PerfModelError):

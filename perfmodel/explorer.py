@@ -26,6 +26,7 @@ MODES = {
 FRONTIER = ["system", "plan", "batch", "interactivity_tok_s_user", "throughput_tok_s_mw", "bound"]
 LABEL = {"description_width": "104px"}
 WIDE = w.Layout(width="296px")
+OWN_DRAFT = "the checkpoint's own"
 TICK = w.Layout(width="270px", height="24px", margin="0 0 0 26px")
 
 
@@ -93,13 +94,16 @@ class Explorer(w.VBox):
             tooltip="Tokens each sequence has in its cache",
         )  # fmt: skip
         self.precision = w.Dropdown(
-            options=["native"], description="Precision", style=LABEL, layout=WIDE
+            options=["auto"], description="Precision", style=LABEL, layout=WIDE
         )
         self.mode = w.Dropdown(options=MODES, description="Mode", style=LABEL, layout=WIDE)
         self.power = w.Dropdown(
             options={text: key for key, text in api.POWER_BASES.items()}, value="all_in",
             description="Power basis", style=LABEL, layout=WIDE,
         )  # fmt: skip
+        self.draft_name = w.Dropdown(
+            options=[(OWN_DRAFT, None)], description="Draft", style=LABEL, layout=WIDE
+        )
         self.draft = w.BoundedIntText(
             value=0, min=0, max=32, description="Draft tokens", style=LABEL, layout=WIDE
         )
@@ -126,7 +130,7 @@ class Explorer(w.VBox):
     def _inputs(self) -> list[w.Widget]:
         return [
             self.model, *self.systems.values(), self.plan, self.batches, self.context,
-            self.precision, self.mode, self.power, self.draft, self.acceptance, self.log_axes,
+            self.precision, self.mode, self.power, self.draft_name, self.draft, self.acceptance, self.log_axes,
         ]  # fmt: skip
 
     def _make_outputs(self) -> None:
@@ -154,9 +158,13 @@ class Explorer(w.VBox):
         """Offer what the chosen model has: its precisions and its context length."""
         card = api.load_model(self.model.value)
         keep = self.precision.value
-        self.precision.options = api.precisions(card)
+        self.precision.options = ["auto", *api.precisions(card)]
         if keep in self.precision.options:
             self.precision.value = keep
+        drafts = api.drafts(card)
+        chosen = self.draft_name.value
+        self.draft_name.options = [(OWN_DRAFT, None), *((d, d) for d in drafts)]
+        self.draft_name.value = chosen if chosen in drafts else None
         self.context.max = float(np.log2(card.shape.context_tokens))
 
     @contextmanager
@@ -202,6 +210,7 @@ class Explorer(w.VBox):
         return {
             "precision": self.precision.value,
             "mode": self.mode.value,
+            "draft": self.draft_name.value if self.draft.value else None,
             "draft_tokens": self.draft.value,
             "acceptance_length": self.acceptance.value or None,
             "power_basis": self.power.value,

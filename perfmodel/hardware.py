@@ -15,6 +15,7 @@ from perfmodel.catalog import (
     BytesPerSecond,
     Factor,
     FlopsPerSecond,
+    MemoryBandwidth,
     Number,
     Quantity,
     Ratio,
@@ -61,7 +62,7 @@ class Memory(Part):
     """HBM: usable capacity and specified bandwidth."""
 
     capacity: Bytes
-    bandwidth: BytesPerSecond
+    bandwidth: MemoryBandwidth
 
 
 class ScaleUp(Part):
@@ -116,15 +117,15 @@ class Efficiency(Part):
     """Achieved share of the peak, by operator class and precision."""
 
     gemm_bf16: Ratio
-    gemm_fp8: Ratio
+    gemm_fp8: Ratio | None = None
     gemm_fp4: Ratio | None = None
     moe_bf16: Ratio
-    moe_fp8: Ratio
+    moe_fp8: Ratio | None = None
     moe_fp4: Ratio | None = None
     attention_prefill_bf16: Ratio
-    attention_prefill_fp8: Ratio
+    attention_prefill_fp8: Ratio | None = None
     attention_decode_bf16: Ratio
-    attention_decode_fp8: Ratio
+    attention_decode_fp8: Ratio | None = None
     hbm_gemm: Ratio
     hbm_moe: Ratio
     hbm_attention: Ratio
@@ -171,12 +172,32 @@ class System(Part):
     @model_validator(mode="after")
     def _complete(self) -> System:
         # Without these the roofline would have a peak and nothing to multiply it with.
-        if self.chip.peak_fp4 is not None:
-            for name in ("gemm_fp4", "moe_fp4"):
-                if getattr(self.efficiency, name) is None:
+        for rate in ("fp8", "fp4"):
+            peak = getattr(self.chip, f"peak_{rate}")
+            names = [n for n in type(self.efficiency).model_fields if n.endswith(f"_{rate}")]
+            for name in names:
+                q = getattr(self.efficiency, name)
+                if peak is not None and q is None:
                     raise ValueError(
-                        f"efficiency.{name}: missing; expected a value because chip.peak_fp4 is set"
+                        f"efficiency.{name}: missing; expected a value because chip.peak_{rate} is "
+                        "set"
                     )
+                if peak is None and q is not None:
+                    raise ValueError(
+                        f"efficiency.{name}: {q.text!r}: expected none, because chip.peak_{rate} "
+                        "is not on the card"
+                    )
+        # A narrower format is never slower: the other way round is a slip of a prefix.
+        peaks = [
+            (n, q)
+            for n in ("peak_bf16", "peak_fp8", "peak_fp4")
+            if (q := getattr(self.chip, n)) is not None
+        ]
+        for (wide, a), (narrow, b) in zip(peaks, peaks[1:], strict=False):
+            if b.value < a.value:
+                raise ValueError(
+                    f"chip.{narrow}: {b.text!r}: expected at least chip.{wide} ({a.text})"
+                )
         if self.power.chip.value > self.power.rack_it.value:
             raise ValueError(
                 f"power.rack_it: {self.power.rack_it.text!r}: expected at least power.chip "

@@ -128,7 +128,7 @@ def resolve(name: str, params: Mapping[str, Any]) -> dict[str, Any]:
     for key in params:
         if key not in declared:
             raise InputError(
-                f"parameter {key!r} is unknown to report {name}{_nearest(key, declared)}\n"
+                f"parameter {key!r} is unknown to report {name}{_nearest(key, declared)}; "
                 f"allowed: {', '.join(declared)}"
             )
     out = {}

@@ -51,6 +51,12 @@ _TEXT = re.compile(r"\s*([+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*(.*?)\s*")
 _UNIT = re.compile(r"[A-Za-zµμ]+(?:\s*/\s*[A-Za-z]+)?")
 
 
+def in_bits(text: Any) -> bool:
+    """Whether a card's number is spelt in bits (`Tb/s`, `Gbit`) and not in bytes."""
+    unit = _TEXT.fullmatch(text) if isinstance(text, str) else None
+    return unit is not None and re.search(r"(?:b|bits?)(?:/|$)", unit[2]) is not None
+
+
 @lru_cache(maxsize=1)
 def registry() -> Any:
     """The pint registry of exactly the units above; bits, FLOP, token and USD are dimensions."""

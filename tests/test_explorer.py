@@ -114,7 +114,8 @@ def test_a_click_and_the_batch_slider_choose_the_point(explorer):
 def test_every_model_can_be_chosen(explorer):
     for name in api.list_models():
         explorer.model.value = name
-        assert tuple(api.precisions(name)) == tuple(explorer.precision.options)
+        assert explorer.precision.options == ("auto", *api.precisions(name))
+        assert [d for _, d in explorer.draft_name.options] == [None, *api.drafts(name)]
         assert explorer.rows or explorer.message.value
 
 
