@@ -88,15 +88,15 @@ def by_hand(c: dict[str, float], batch: np.ndarray, context: np.ndarray) -> np.n
     time += layers * gemm(h, 384, 2, bf16)
     inner = 3072
     hit = 1 - np.power(1 - 6 / 384, M)
-    pairs = M * (6 * c["phi"] / ep)
+    held = np.ceil(384 / ep)  # on the fullest rank
+    pairs = M * (6 * c["phi"] * held / 384)
     weights = 3 * h * inner
     byte = 0.5 + 1 / 32  # FP4 with a scale byte for each 32 values
-    padded = hit * (384 / ep * c["tau_tile_rows"])
+    padded = hit * (held * c["tau_tile_rows"])
     padded += pairs
     time += layers * np.maximum(
         padded * (2 * weights / etp / (c["P_fp8"] * c["e_moe_fp8"])),
-        hit * (384 / ep * weights * byte / etp / bw_moe)
-        + pairs * ((2 * h + 3 * inner / etp) / bw_moe),
+        hit * (held * weights * byte / etp / bw_moe) + pairs * ((2 * h + 3 * inner / etp) / bw_moe),
     )
     time += layers * split(h, 2 * inner, w8, fp8, tp)
     time += layers * split(inner, h, w8, fp8, tp)

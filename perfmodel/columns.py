@@ -7,6 +7,7 @@ that all arithmetic between scalars runs once and not per row, and terms of one 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 
 import sympy as sp
@@ -128,14 +129,17 @@ def compile_columns(chain: Chain, outputs: Iterable[str], columns: Iterable[str]
     values = {t.symbol: v for t, v in chain.constants.values()}
     hoist = _Hoist({chain.inputs[n].symbol for n in columns})
     used: set[sp.Symbol] = set()
-    for n in chain.needed(outputs):
+    needed = chain.needed(outputs)
+    uses = Counter(s for n in needed for s in chain.defs[n][1].free_symbols)
+    for n in needed:
         term, expr = chain.defs[n]
         expr = expr.xreplace(values)
         used |= expr.free_symbols
         const, terms = hoist.form(expr)
         if not terms:
             hoist.lines.append((term.symbol, const))
-        elif n in outputs:  # used by later metrics and wanted as a whole
+        elif n in outputs or (len(terms) > 2 and uses[term.symbol] > 1):
+            # wanted as a whole, or a long sum that would be added up again at each use
             hoist.lines.append((term.symbol, hoist.whole((const, terms))))
             hoist.forms[term.symbol] = (sp.S.Zero, {term.symbol: sp.S.One})
         else:
