@@ -397,7 +397,7 @@ class Study:
         chart = charts.frontier_chart(
             pd.concat([f.assign(system=name) for name, f in fronts.items()], ignore_index=True),
             width=500,
-            height=280,
+            height=280 if len(self.systems) < 4 else 245,
             power_basis=self.power_basis.replace("_", "-").replace("all-in", "all-in power"),
             systems=list(fronts),
         )
