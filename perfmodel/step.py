@@ -200,14 +200,14 @@ def _time(c: Chain, key: str, op: Op) -> None:
         moved = op.cost("weight_bytes") + op.cost("kv_bytes") + op.cost("act_bytes")
         bind = dict(F=flops, X=moved, P=peak, e_c=ec, W=bw, e_m=em, n_k=op.kernels)
         bind["tau"] = symbol("tau_kernel")
-        names = []
-        if flops != 0:
-            compute = ROOFLINE.bind("t_c", bind)
-            names.append(c.define(f"{key}_compute", "s", f"{op.name} compute time", compute))
-        memory = ROOFLINE.bind("t_m", bind)
-        names.append(c.define(f"{key}_memory", "s", f"{op.name} memory time", memory))
-        floor = c.define(f"{key}_floor", "s", f"{op.name} floor", ROOFLINE.bind("t_f", bind))
-        total = (larger(*names) if len(names) == 2 else names[0]) + floor
+        parts: dict[sp.Symbol, sp.Expr] = {symbol("t_c"): sp.Integer(0)}
+        for name, part in (("t_c", "compute"), ("t_m", "memory"), ("t_f", "floor")):
+            if name != "t_c" or flops != 0:
+                bound = ROOFLINE.bind(name, bind)
+                parts[symbol(name)] = c.define(
+                    f"{key}_{part}", "s", f"{op.name} {part} time", bound
+                )
+        total = ROOFLINE.defs["t_op"][1].xreplace(parts)
     c.define(f"{key}_t", "s", f"{op.layer_kind}.{op.name}: time in one layer", total)
 
 

@@ -82,6 +82,12 @@ class larger(_Choice):  # noqa: N801 (a function in formulas)
 
     _pick, _word = staticmethod(max), "max"
 
+    @classmethod
+    def eval(cls, a: sp.Expr, b: sp.Expr) -> sp.Expr | None:
+        if a.is_zero and b.is_positive:  # an operator that computes nothing has one time only
+            return b
+        return super().eval(a, b)
+
     def fdiff(self, argindex: int = 1) -> sp.Expr:
         a, b = self.args
         return sp.Heaviside(a - b if argindex == 1 else b - a)
