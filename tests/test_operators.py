@@ -163,3 +163,22 @@ def test_tensor_parallel_sums_cross_twice() -> None:
     total = sum(o.message_bytes for o in e.operators if o.name == "all_reduce")
     assert total == pytest.approx(2 * 61 * 2 * 16 * 7168 * 2 * 7 / 8)
     assert math.isclose(op(e, "moe", "all_reduce").count, 61)
+
+
+def test_a_split_context_scores_less() -> None:
+    """Index keys, scores and their FLOPs are split over the ranks that hold the context."""
+    whole, split = (
+        op(point(V4, GB300, Plan(tp=8, dcp=d), batch=2, context_tokens=80_000), "csa", "index_scan")
+        for d in (1, 8)
+    )
+    assert whole.activation_bytes == 30 * 2 * 20_000 * 2 * 2  # two BF16 passes over the scores
+    for key in ("activation_bytes", "kv_bytes", "flops"):
+        assert getattr(split, key) == pytest.approx(getattr(whole, key) / 8)
+
+
+def test_dispatch_carries_scales() -> None:
+    """K3 sends 16 experts' worth of 3584 MXFP8 values (33 bytes for 32) and gets BF16 back."""
+    e = point(K3, GB300, Plan(dp=16), batch=16 * 8)
+    values = 92 * 8 * 16 * 3584 * 15 / 16
+    assert op(e, "moe", "dispatch").message_bytes == pytest.approx(values * 33 / 32)
+    assert op(e, "moe", "combine").message_bytes == pytest.approx(values * 2)
