@@ -590,7 +590,7 @@ def best(
 ) -> dict[str, np.ndarray]:
     """Decode points on the Pareto front of interactivity against throughput per MW.
 
-    Searches every plan of `plans` with each batch *per GPU-group*: `batch` is the list of
+    Searches every plan of `plans` with each batch in `batch`, the list of
     instance batches tried. Columns as `sweep`, plus `plan` (label) and `gpus`; sorted by
     interactivity. Raises DoesNotFit when no plan fits at any batch.
     """
