@@ -214,7 +214,10 @@ def _known_keys(cls: Any, where: tuple[Any, ...]) -> list[str]:
 
 def _line(cls: type[BaseModel], error: Any) -> str:
     """One pydantic error as "field: value: what is expected"."""
-    where = ".".join(str(x) for x in error["loc"]) or "card"
+    loc = list(error["loc"])
+    if len(loc) > 3 and loc[0] in ("attention", "ffn"):
+        del loc[2]  # the type that pydantic chose by; no part of the card's path
+    where = ".".join(str(x) for x in loc) or "card"
     if error["type"] == "missing":
         return f"{where}: missing; expected a value"
     message = error["msg"].removeprefix("Value error, ")

@@ -16,6 +16,7 @@ from pydantic import (
     Field,
     PositiveFloat,
     PositiveInt,
+    StringConstraints,
     ValidationInfo,
     model_validator,
 )
@@ -24,6 +25,7 @@ from perfmodel.catalog import Bytes, Count
 from perfmodel.errors import InputError
 from perfmodel.precision import FORMATS, Format
 
+CardId = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=100)]
 Dim = Annotated[PositiveInt, Field(le=10**9, strict=True)]
 
 
@@ -154,6 +156,7 @@ class Shape(Section):
     hidden_size: Dim
     vocab_size: Dim
     context_tokens: Dim
+    layers: Dim
     order: Annotated[list[str], Field(min_length=1, max_length=1000)]
 
 
@@ -242,7 +245,7 @@ class Model(BaseModel):
     """A whole model card."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
-    id: str
+    id: CardId
     name: str
     vendor: str
     summary: str
@@ -269,6 +272,24 @@ class Model(BaseModel):
                     raise ValueError(
                         f"{where}[{i}] = {layer!r}: expected ATTENTION/FFN with attention in "
                         f"{sorted(self.attention)} and ffn in {sorted(self.ffn)}"
+                    )
+        if len(self.shape.order) != self.shape.layers:
+            raise ValueError(
+                f"shape.order: {len(self.shape.order)} layers listed; expected shape.layers = "
+                f"{self.shape.layers}"
+            )
+        indexed = [n for n, a in self.attention.items() if getattr(a, "indexer", None)]
+        recurrent = [n for n, a in self.attention.items() if isinstance(a, KDA)]
+        for n, p in self.precision.items():
+            for key, users in (
+                ("index_key_bytes", indexed),
+                ("state_value_bytes", recurrent),
+                ("conv_value_bytes", recurrent),
+            ):
+                if users and getattr(p.cache, key) is None:
+                    raise ValueError(
+                        f"precision.{n}.cache.{key}: missing; expected bytes because "
+                        f"attention.{users[0]} keeps them"
                     )
         if "native" not in self.precision:
             raise ValueError("precision needs a `native` entry")

@@ -205,3 +205,25 @@ def test_parse_refuses_other_dimensions(x: float, given_unit: str, wanted: str) 
     else:
         with pytest.raises(ValueError, match="expected"):
             units.parse(text, wanted)
+
+
+@pytest.mark.parametrize(
+    ("model", "old", "new", "words"),
+    [
+        ("deepseek-v4-pro", '"hca/moe", "hca/moe", ', '"hca/moe", ', ("60 layers listed", "= 61")),
+        ("deepseek-v4-pro", "index_key_bytes = 68, ", "", ("cache.index_key_bytes", "csa")),
+        ("kimi-k3", "state_value_bytes = 4, ", "", ("cache.state_value_bytes", "kda")),
+        ("kimi-k3", 'id = "kimi-k3"', 'id = "a/b"', ("id", "a/b")),
+        ("deepseek-v4-pro", "heads = 128", "heads = 0", ("attention.csa.heads: 0",)),
+    ],
+)
+def test_a_model_card_that_cannot_be(
+    tmp_path: Path, model: str, old: str, new: str, words: tuple[str, ...]
+) -> None:
+    text = (data_dir("models") / f"{model}.toml").read_text()
+    assert old in text
+    path = tmp_path / "card.toml"
+    path.write_text(text.replace(old, new, 1))
+    with pytest.raises(CardError) as e:
+        catalog.read_card(Model, path)
+    assert all(w in str(e.value) for w in words) and "\n" not in str(e.value)

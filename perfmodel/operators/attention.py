@@ -30,7 +30,7 @@ def compressed(b: Builder, a: CompressedAttention) -> None:
         stored += entries * cache.entry_bytes
         if a.indexer:
             i = a.indexer
-            assert cache.index_key_bytes is not None, "checked by the card tests"
+            assert cache.index_key_bytes is not None, "the card was checked"
             b.linear("index_query", "indexer", a.q_lora_rank, i.heads * i.head_dim)
             b.linear("index_weight", "compressor", h, i.heads)
             b.linear("index_compressor", "compressor", h, 2 * i.head_dim * 2, kernels=2)
@@ -73,7 +73,7 @@ def mla(b: Builder, a: MLA) -> None:
     stored: sp.Expr = T * cache.entry_bytes
     if a.indexer:
         i = a.indexer
-        assert cache.index_key_bytes is not None, "checked by the card tests"
+        assert cache.index_key_bytes is not None, "the card was checked"
         b.linear("index_query", "indexer", a.q_lora_rank, i.heads * i.head_dim)
         b.linear("index_key", "indexer", h, i.head_dim)
         b.linear("index_weight", "compressor", h, i.heads)
