@@ -43,7 +43,7 @@ def by_hand(c: dict[str, float], batch: np.ndarray, context: np.ndarray) -> np.n
     width, o_rank, groups, vocab, streams = heads * dim, 1024, 16, 129280, 4
     w8 = 1 + 4 / 128**2  # FP8 with an FP32 scale for each 128 x 128 block
     m = np.ceil(batch / dp)
-    M = m * dp
+    M = batch  # tokens that there are: ranks with fewer sequences route fewer
 
     def gemm(n_in: float, n_out: float, byte: float, peak: float, g: int = 1) -> np.ndarray:
         """One projection: the larger of its compute and its memory time."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, fields
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,8 +19,9 @@ from perfmodel.hardware import System
 from perfmodel.model import Model
 from perfmodel.operators.builder import Op
 from perfmodel.paths import data_dir
-from perfmodel.plan import Plan
+from perfmodel.plan import Plan, stage_layers
 from perfmodel.plan import plans as _plans
+from perfmodel.precision import FORMATS
 from perfmodel.roofline import MODES, machine_numbers
 from perfmodel.step import StepChain, step_chain
 
@@ -46,10 +48,16 @@ def list_systems() -> list[str]:
     return catalog.list_systems()
 
 
-@lru_cache(maxsize=64)
 def load_model(model: str) -> Model:
     """The model card with this id, or of this path. Raises InputError, CardError."""
-    return catalog.read_card(Model, catalog.resolve(model, data_dir("models"), "model"))
+    path = catalog.resolve(model, data_dir("models"), "model")
+    return _read_model(path, path.stat().st_mtime_ns)
+
+
+@lru_cache(maxsize=64)
+def _read_model(path: Path, _changed: int) -> Model:
+    # As for machines: a card edited in a running session is read again.
+    return catalog.read_card(Model, path)
 
 
 def load_system(system: str) -> System:
@@ -278,11 +286,19 @@ def _precision(m: Model, s: System, precision: str, notes: list[str]) -> str:
         notes.append(f"precision {other}: {s.id} has no FP4 (automatic choice)")
         return other
     precision = "native" if precision == "auto" else precision
-    if s.chip.peak_fp4 is None and m.precision[precision].cache.index_rate == "fp4":
-        notes.append(
-            f"{s.id} has no FP4: precision {precision!r} keeps FP4 index keys, which its kernels "
-            f"lack; precision {other!r} is what it would run"
-        )
+    if s.chip.peak_fp4 is None:
+        p = m.precision[precision]
+        instead = f"; precision {other!r} is what it would run" if other else ""
+        if p.cache.index_rate == "fp4":
+            notes.append(
+                f"{s.id} has no FP4: precision {precision!r} keeps FP4 index keys, which its "
+                f"kernels lack{instead}"
+            )
+        if any(FORMATS[f].rate == "fp4" for f in p.activations.values()):
+            notes.append(
+                f"{s.id} has no FP4: the FP4 products of precision {precision!r} run at the next "
+                "wider rate"
+            )
     return precision
 
 
@@ -292,6 +308,8 @@ def _speculation(
     """(draft name, acceptance length, notes). `draft` None takes the checkpoint's own first."""
     if draft_tokens and phase == "prefill":
         raise InputError(f"draft_tokens: {draft_tokens} in prefill; expected 0 (drafts decode)")
+    if draft is not None and not m.draft:
+        raise InputError(f"draft: {draft!r}, but {m.id} has no draft on its card")
     if draft is not None:
         _choice("draft", draft, tuple(m.draft))
     if draft_tokens == 0:
@@ -343,10 +361,11 @@ def step_chain_for(m: Model, precision: str, phase: str, draft: str | None) -> S
     return _chains[key][1]
 
 
-def _layout(plan: Plan) -> dict[str, float]:
+def _layout(plan: Plan, model: Model) -> dict[str, float]:
     ep, etp = plan.experts
-    return {k: float(v) for k, v in
-            dict(tp=plan.tp, dp=plan.dp, pp=plan.pp, ep=ep, etp=etp, dcp=plan.dcp).items()}  # fmt: skip
+    sizes = dict(tp=plan.tp, dp=plan.dp, pp=plan.pp, ep=ep, etp=etp, dcp=plan.dcp)
+    sizes |= {f"L_{k}": n for k, n in stage_layers(model, plan.pp).items()}
+    return {k: float(v) for k, v in sizes.items()}
 
 
 def estimate(
@@ -386,7 +405,12 @@ def estimate(
             f"context_tokens + new_tokens = {context_tokens + new_tokens:,} is more than the "
             f"{limit:,} of {run.model.id}"
         )
-    inputs = {**run.inputs, **_layout(plan), "B": float(batch), "T": float(context_tokens)}
+    inputs = {
+        **run.inputs,
+        **_layout(plan, run.model),
+        "B": float(batch),
+        "T": float(context_tokens),
+    }
     v = {k: float(x) for k, x in run.step.chain.compile()(**inputs).items()}
     _refuse(run, plan, batch, context_tokens, v)
     lines = [_line(run, op, f"o{i}", inputs, v) for i, op in enumerate(run.step.ops)]
@@ -565,7 +589,7 @@ def _points(run: _Run, batch: Any, context: Any) -> tuple[np.ndarray, np.ndarray
 def _columns(run: _Run, plan: Plan, b: np.ndarray, t: np.ndarray) -> dict[str, np.ndarray]:
     names = [n for n in SWEEP if n in run.step.chain.defs]
     f = run.step.chain.compile_columns(names, ("B", "T"))
-    v = _evaluate(f, {**run.inputs, **_layout(plan), "B": b, "T": t}, b.size)
+    v = _evaluate(f, {**run.inputs, **_layout(plan, run.model), "B": b, "T": t}, b.size)
     sums = np.stack([v.pop(f"sum_{k}") for k in BOUNDS])
     out = {"batch": b, "context_tokens": t, **{RENAME.get(k, k): x for k, x in v.items()}}
     out["fits"] = out["memory_bytes"] <= run.capacity
@@ -601,7 +625,7 @@ def best(
     )  # fmt: skip
     candidates = _plans(run.model, run.system, max_gpus, run.draft)
     b, t = _points(run, batch, context_tokens)
-    layouts = [_layout(p) for p in candidates]
+    layouts = [_layout(p, run.model) for p in candidates]
     index = np.repeat(np.arange(len(candidates)), b.size)
     names = [n for n in SWEEP if n in run.step.chain.defs]
     inputs = {**run.inputs, "B": np.tile(b, len(candidates)), "T": np.tile(t, len(candidates))}

@@ -6,6 +6,7 @@ field, the value and what would be right.
 
 from __future__ import annotations
 
+import datetime
 import difflib
 import re
 import tomllib
@@ -15,9 +16,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, TypeVar, get_args
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
+    StringConstraints,
     TypeAdapter,
     ValidationError,
     ValidationInfo,
@@ -35,6 +38,7 @@ MAX_CARD_BYTES = 1_000_000
 Kind = Literal["vendor", "measured", "estimate"]
 KINDS: tuple[str, ...] = get_args(Kind)
 _KEYS = ("value", "kind", "source", "low", "high")
+_PLAIN = re.compile(r"[A-Za-z0-9_.-]{1,80}")
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
@@ -96,7 +100,7 @@ def quantity_field(
             if whole and x != int(x):
                 raise ValueError("expected a whole number")
         except ValueError as e:
-            raise ValueError(f"{key} {_short(raw[key])}: {e}") from None
+            raise ValueError(f"{key} {short(raw[key])}: {e}") from None
         return x
 
     def convert(raw: Any, info: ValidationInfo) -> Any:
@@ -115,11 +119,11 @@ def quantity_field(
                 raise ValueError(f"{key} is missing; expected value, kind and source")
         kind, source = raw["kind"], raw["source"]
         if kind not in KINDS:
-            raise ValueError(f"kind {_short(kind)}: expected one of {', '.join(KINDS)}")
+            raise ValueError(f"kind {short(kind)}: expected one of {', '.join(KINDS)}")
         sources = (info.context or {}).get("sources", {})
         if not isinstance(source, str) or source not in sources:
             known = ", ".join(sources) or "none"
-            raise ValueError(f"source {_short(source)}: expected a key of [sources]: {known}")
+            raise ValueError(f"source {short(source)}: expected a key of [sources]: {known}")
         low, value, high = number(raw, "low"), number(raw, "value"), number(raw, "high")
         assert value is not None  # its presence was checked above
         _check_order(low, value, high)
@@ -157,10 +161,34 @@ else:
     UsdPerHour = quantity_field("USD/h", 0, 1e6)
     Usd = quantity_field("USD", 0, 1e9)
     Ratio = quantity_field("1", 0, 1)
-    Count = quantity_field("1", 0, 1e15)
+    Count = quantity_field("1", 1, 1e15, above=False)
     Whole = quantity_field("1", 1, 1e7, above=False, whole=True)
     Number = quantity_field("1", 0, 1e15, above=False)
     Factor = quantity_field("1", 1, 10, above=False)
+
+
+def _printable(text: str) -> str:
+    if not text.isprintable():
+        raise ValueError("expected one line of printable text")
+    return text
+
+
+def _iso(text: str) -> str:
+    try:
+        datetime.date.fromisoformat(text)
+    except ValueError:
+        raise ValueError("expected a date such as '2026-11-30'") from None
+    return text
+
+
+# What cards share beside numbers.
+Text = Annotated[
+    str,
+    StringConstraints(strip_whitespace=True, min_length=1, max_length=2000),
+    AfterValidator(_printable),
+]
+Id = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=100)]
+Date = Annotated[str, AfterValidator(_iso)]
 
 Card = TypeVar("Card", bound=BaseModel)
 
@@ -186,21 +214,23 @@ def load_toml(path: Path) -> dict[str, Any]:
         raise CardError(f"{path}: {e.strerror or e}") from None
 
 
-def _short(value: Any) -> str:
+def short(value: Any) -> str:
     try:
         text = repr(value)
     except ValueError:  # an integer of thousands of digits
         return "a huge number"
+    except RecursionError:
+        return "tables within tables without end"
     return text if len(text) <= 80 else text[:77] + "..."
 
 
 def _sources(data: Mapping[str, Any], path: Path) -> dict[str, str]:
     sources = data.get("sources", {})
     if not isinstance(sources, dict):
-        raise CardError(f"{path}: sources: {_short(sources)}: expected a table")
+        raise CardError(f"{path}: sources: {short(sources)}: expected a table")
     for key, text in sources.items():
         if not isinstance(text, str) or not text.strip():
-            raise CardError(f"{path}: sources.{key}: {_short(text)}: expected a full citation")
+            raise CardError(f"{path}: sources.{key}: {short(text)}: expected a full citation")
     return sources
 
 
@@ -217,16 +247,19 @@ def _line(cls: type[BaseModel], error: Any) -> str:
     loc = list(error["loc"])
     if len(loc) > 3 and loc[0] in ("attention", "ffn"):
         del loc[2]  # the type that pydantic chose by; no part of the card's path
-    where = ".".join(str(x) for x in loc) or "card"
+    # a key may hold anything, line breaks too: what isn't a plain name is shown as its repr
+    where = ".".join(str(x) if _PLAIN.fullmatch(str(x)) else short(x) for x in loc) or "card"
     if error["type"] == "missing":
         return f"{where}: missing; expected a value"
     message = error["msg"].removeprefix("Value error, ")
+    if not message.isprintable():  # pydantic quotes tags as they are
+        message = short(message)
     if error["type"] == "extra_forbidden":
         known = _known_keys(cls, error["loc"])
         near = difflib.get_close_matches(str(error["loc"][-1]), known, 1)
         message = "unknown key" + (f"; expected {', '.join(near or known)}" if known else "")
     if error["loc"]:
-        return f"{where}: {_short(error['input'])}: {message}"
+        return f"{where}: {short(error['input'])}: {message}"
     return f"{where}: {message}"
 
 
@@ -286,7 +319,7 @@ def read_quantities(path: Path, table: str) -> dict[str, Quantity]:
             out[name] = adapter.validate_python(raw, context=context)
         except ValidationError as e:
             message = e.errors()[0]["msg"].removeprefix("Value error, ")
-            raise CardError(f"{path}: {table}.{name}: {_short(raw)}: {message}") from None
+            raise CardError(f"{path}: {table}.{name}: {short(raw)}: {message}") from None
     return out
 
 
@@ -306,11 +339,11 @@ def resolve(name: str | Path, folder: Path, what: str) -> Path:
                 return Path(text)
         except (OSError, ValueError):  # too long a name, a null byte
             pass
-        raise InputError(f"{what}: {_short(text)}: there is no such file")
+        raise InputError(f"{what}: {short(text)}: there is no such file")
     known = sorted(p.stem for p in folder.glob("*.toml"))
     near = difflib.get_close_matches(text[:80].lower(), known, 1, 0.4)
     hint = f"did you mean {near[0]!r}? " if near else ""
-    raise InputError(f"{what}: {_short(text)} is unknown; {hint}known: {', '.join(known)}")
+    raise InputError(f"{what}: {short(text)} is unknown; {hint}known: {', '.join(known)}")
 
 
 def list_systems() -> list[str]:

@@ -67,7 +67,11 @@ class _Hoist:
         if isinstance(e, larger) and (hinge := self.hinge(*(self.form(x) for x in e.args))):
             return hinge
         if e.is_Pow or isinstance(e, larger | smaller):
-            return self.column(e.func(*(self.whole(self.form(x)) for x in e.args)))
+            forms = [self.form(x) for x in e.args]
+            out = self.column(e.func(*(self.whole(f) for f in forms)))
+            if all(self.counts(f) if f[1] else f[0].is_nonnegative or e.is_Pow for f in forms):
+                self.positive |= set(out[1])  # of columns and scalars that are at least 0
+            return out
         # Conditions and roundings stay as written: a rounding must not see B (1/n) for B / n.
         swap = {s: self.whole(self.forms[s]) for s in e.free_symbols if s in self.forms}
         out = self.column(e.xreplace(swap))

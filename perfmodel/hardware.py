@@ -5,41 +5,29 @@ All rates are per GPU; link bandwidths are one direction; FLOP/s are dense. SI u
 
 from __future__ import annotations
 
-import datetime
-from typing import Annotated, Literal
+from typing import Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, StringConstraints, model_validator
+from pydantic import BaseModel, ConfigDict, model_validator
 
 from perfmodel.catalog import (
     Bytes,
     BytesPerSecond,
+    Date,
     Factor,
     FlopsPerSecond,
+    Id,
     MemoryBandwidth,
     Number,
     Quantity,
     Ratio,
     Seconds,
+    Text,
     Usd,
     UsdPerHour,
     Watts,
     Whole,
 )
 from perfmodel.errors import InputError
-
-Text = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1, max_length=2000)]
-Id = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=100)]
-
-
-def _iso(text: str) -> str:
-    try:
-        datetime.date.fromisoformat(text)
-    except ValueError:
-        raise ValueError("expected a date such as '2026-11-30'") from None
-    return text
-
-
-Date = Annotated[str, AfterValidator(_iso)]
 
 
 class Part(BaseModel):

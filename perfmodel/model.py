@@ -14,18 +14,18 @@ from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
-    PositiveFloat,
     PositiveInt,
-    StringConstraints,
+    StrictBool,
     ValidationInfo,
     model_validator,
 )
 
-from perfmodel.catalog import Bytes, Count
+from perfmodel.catalog import Bytes, Count, Date, Id, Text, short
 from perfmodel.errors import InputError
 from perfmodel.precision import FORMATS, Format
 
-CardId = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=100)]
+# bytes or values of one cache entry: a megabyte is far beyond any
+PerValue = Annotated[float, Field(gt=0, le=1e6, strict=True, allow_inf_nan=False)]
 Dim = Annotated[PositiveInt, Field(le=10**9, strict=True)]
 
 
@@ -76,8 +76,14 @@ class CompressedAttention(Section):
     o_lora_rank: Dim
     window: Dim
     compression: Annotated[int, Field(ge=0, le=4096, strict=True)]
-    overlap: bool = False
+    overlap: StrictBool = False
     indexer: Indexer | None = None
+
+    @model_validator(mode="after")
+    def _whole_groups(self) -> CompressedAttention:
+        if self.heads % self.o_groups:
+            raise ValueError(f"o_groups {self.o_groups} does not divide heads {self.heads}")
+        return self
 
 
 class MLA(Section):
@@ -90,7 +96,7 @@ class MLA(Section):
     nope_dim: Dim
     rope_dim: Dim
     v_dim: Dim
-    output_gate: bool = False
+    output_gate: StrictBool = False
     indexer: Indexer | None = None
 
 
@@ -114,7 +120,7 @@ class MoE(Section):
     intermediate: Dim
     shared_experts: Annotated[int, Field(ge=0, le=64, strict=True)]
     latent_dim: Dim | None = None
-    hash_layers: Annotated[int, Field(ge=0, strict=True)] = 0
+    hash_layers: Annotated[int, Field(ge=0, le=1000, strict=True)] = 0
 
     @model_validator(mode="after")
     def _enough(self) -> MoE:
@@ -164,20 +170,22 @@ class Cache(BaseModel):
     """Bytes of what stays resident for a sequence."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
-    entry_bytes: PositiveFloat
-    index_key_bytes: PositiveFloat | None = None
-    state_value_bytes: PositiveFloat | None = None
-    conv_value_bytes: PositiveFloat | None = None
-    tail_bytes_per_sequence: Annotated[float, Field(ge=0)] = 0.0
+    entry_bytes: PerValue
+    index_key_bytes: PerValue | None = None
+    state_value_bytes: PerValue | None = None
+    conv_value_bytes: PerValue | None = None
+    tail_bytes_per_sequence: Annotated[
+        float, Field(ge=0, le=1e12, strict=True, allow_inf_nan=False)
+    ] = 0.0
     attention_rate: Literal["bf16", "fp8"]
     index_rate: Literal["bf16", "fp8", "fp4"] = "fp8"
-    score_bytes: PositiveFloat = 4.0
+    score_bytes: PerValue = 4.0
 
 
 class Precision(Section):
     """A number format per tensor class; `default` holds for classes not named."""
 
-    summary: str
+    summary: Text
     weights: dict[str, FormatName]
     activations: dict[str, FormatName]
     cache: Cache
@@ -213,19 +221,22 @@ class Draft(Section):
 
     method: Literal["mtp", "dspark"]
     layers: Annotated[list[str], Field(min_length=1, max_length=16)]
-    block: bool
+    block: StrictBool
     projections: Annotated[int, Field(ge=0, le=8, strict=True)] = 0
-    max_tokens: Dim
-    in_checkpoint: bool
-    acceptance: dict[str, float]
+    max_tokens: Annotated[int, Field(ge=1, le=32, strict=True)]
+    in_checkpoint: StrictBool
+    acceptance: Annotated[
+        dict[str, Annotated[float, Field(strict=True, allow_inf_nan=False)]], Field(min_length=1)
+    ]
 
     @model_validator(mode="after")
     def _lengths(self) -> Draft:
         for k, v in self.acceptance.items():
-            if not k.isdigit() or not 1 <= v <= int(k) + 1:
+            drafted = int(k) if k.isascii() and k.isdigit() and len(k) < 4 else 0
+            if not 1 <= drafted <= self.max_tokens or not 1 <= v <= drafted + 1:
                 raise ValueError(
-                    f"acceptance {k} = {v}: expected draft tokens = acceptance length, "
-                    "which counts the bonus token and lies in 1 .. draft tokens + 1"
+                    f"acceptance {short(k)} = {v}: expected draft tokens (1 .. max_tokens) = "
+                    "acceptance length, which counts the bonus token (1 .. draft tokens + 1)"
                 )
         return self
 
@@ -245,12 +256,12 @@ class Model(BaseModel):
     """A whole model card."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
-    id: CardId
-    name: str
-    vendor: str
-    summary: str
-    date: str | None = None
-    notes: list[str] = []
+    id: Id
+    name: Text
+    vendor: Text
+    summary: Text
+    date: Date | None = None
+    notes: list[Text] = []
     sources: dict[str, str]
     published: Published
     shape: Shape
@@ -270,7 +281,7 @@ class Model(BaseModel):
                 a, _, f = layer.partition("/")
                 if a not in self.attention or f not in self.ffn:
                     raise ValueError(
-                        f"{where}[{i}] = {layer!r}: expected ATTENTION/FFN with attention in "
+                        f"{where}[{i}] = {short(layer)}: expected ATTENTION/FFN with attention in "
                         f"{sorted(self.attention)} and ffn in {sorted(self.ffn)}"
                     )
         if len(self.shape.order) != self.shape.layers:

@@ -116,6 +116,19 @@ class Plan:
             )
 
 
+def stage_layers(model: Model, pp: int) -> dict[str, int]:
+    """Of each attention kind, the most layers on one stage: contiguous stages, sizes within one."""
+    order = [x.partition("/")[0] for x in model.shape.order]
+    small, larger_stages = divmod(len(order), pp)
+    most = dict.fromkeys(model.attention_counts(), 0)
+    start = 0
+    for i in range(pp):
+        stage = order[start : (start := start + small + (i < larger_stages))]
+        for kind in set(stage):
+            most[kind] = max(most[kind], stage.count(kind))
+    return most
+
+
 def plans(
     model: Model, system: System, max_gpus: int | None = None, draft: str | None = None
 ) -> list[Plan]:

@@ -16,6 +16,7 @@ from perfmodel.model import Model
 from perfmodel.operators import attention, feedforward, misc
 from perfmodel.operators.builder import (
     DP,
+    GROUP_SEQS,
     PP,
     SEQS,
     TOKENS,
@@ -72,7 +73,7 @@ def _draft(b: Builder, name: str) -> None:
     drafted = Q - 1
     b.layer_kind = f"draft {name}"
     b.tokens = SEQS * drafted if d.block else SEQS
-    b.routed = b.tokens * DP
+    b.routed = GROUP_SEQS * drafted if d.block else GROUP_SEQS
     b.query = drafted if d.block else sp.Integer(1)
     passes: Any = smaller(1, drafted) if d.block else drafted
     layers = [x.partition("/") for x in d.layers]
@@ -91,6 +92,7 @@ def _draft(b: Builder, name: str) -> None:
     # The draft shares the main head; its pass over the vocabulary is paid again.
     s = b.model.shape
     b.linear("head", "head", s.hidden_size, s.vocab_size, shards=TP, kernels=2)
+    misc.gather_logits(b, b.tokens)
 
 
 INPUTS = (
@@ -141,10 +143,19 @@ def step_chain(model: Model, precision: str, phase: str, draft: str | None = Non
     b = collect(model, precision, phase, draft)
     c = Chain(f"{model.id} {phase}")
     _declare(c)
-    # The busiest rank sets the time, so sequences are rounded up to whole ones per rank.
-    c.define("b", "1", "sequences on a GPU (of its microbatch)", sp.ceiling(B / (DP * PP)))
+    for kind in model.attention_counts():
+        c.input(f"L_{kind}", "1", f"{kind} layers on the stage that has most of them")
+    # The busiest rank sets the time, so sequences are rounded up to whole ones per rank. A rank's
+    # microbatches differ by one sequence at most; the mean one stands for all of them, which is
+    # exact for the sum of their times where those grow linearly.
+    c.define("n_rank", "1", "sequences of a rank", sp.ceiling(B / DP))
+    c.define("n_mb", "1", "microbatches in flight", smaller(PP, symbol("n_rank")))
+    c.define(
+        "b", "1", "sequences on a GPU: of a microbatch, mean", symbol("n_rank") / symbol("n_mb")
+    )
     c.define("m", "token", "tokens on a GPU", SEQS * Q)
-    c.define("M", "token", "tokens routed in the expert group", TOKENS * DP)
+    c.define("b_g", "1", "sequences of the expert group: of a microbatch, mean", B / symbol("n_mb"))
+    c.define("M", "token", "tokens routed in the expert group", GROUP_SEQS * Q)
     c.define("g", "1", "GPUs of the instance", TP * DP * PP)
     time: dict[str, list[sp.Expr]] = {"layers": [], "ends": [], "sends": []}
     parts: dict[str, list[sp.Expr]] = {k: [] for k in ("compute", "memory", "link", "floor")}
@@ -170,7 +181,6 @@ def step_chain(model: Model, precision: str, phase: str, draft: str | None = Non
              symbol("t_layers") + symbol("t_ends") + symbol("t_sends"))  # fmt: skip
     c.define("t_stage", "s", "the slowest stage: most layers and the ends",
              symbol("t_layers") * symbol("stretch") / PP + symbol("t_ends"))  # fmt: skip
-    c.define("n_mb", "1", "microbatches in flight", smaller(PP, sp.ceiling(B / DP)))
     # A microbatch comes back when it has passed all stages and the others have passed the slowest.
     c.define(
         "step_time",
@@ -214,14 +224,17 @@ def _time(c: Chain, key: str, op: Op) -> None:
 def _resident(c: Chain, b: Builder) -> None:
     """Bytes on the fullest GPU: weights by class, caches, activations, workspace.
 
-    The fullest stage has the most layers and the heavier end of the model: with one stage both
-    ends, else the head with the draft (or the embedding where that is larger).
+    With several stages the sum is taken over the worst of each part, which no stage exceeds: the
+    weights of the most layers, of each attention kind the most layers that a stage has (`L_...`,
+    for its cache), and the heavier end: the first with the embedding and a vision tower, or the
+    last with the head. A draft embeds its tokens, so its stage holds both.
     """
     layers_share = symbol("stretch") / PP
     one_stage = sp.Piecewise((0, PP > 1), (1, True))
     drafted = any(op.layer_kind.startswith("draft") for op in b.ops)
     ends = {op.name: op for op in b.ops if op.layer_kind == "ends" and op.params}
-    head_stays = drafted or _whole_bytes(ends["head"]) >= _whole_bytes(ends["embedding"])
+    tower = 2.0 * b.model.vision.parameters if b.model.vision else 0.0  # BF16, on every rank
+    head_stays = _whole_bytes(ends["head"]) >= _whole_bytes(ends["embedding"]) + tower
     light_end = "embedding" if head_stays else "head"
     by_class: dict[str, list[sp.Expr]] = {}
     for op in b.ops:
@@ -230,21 +243,21 @@ def _resident(c: Chain, b: Builder) -> None:
         share: sp.Expr = op.copies * op.params * op.bytes_per_param / op.resident
         if not is_end(op):
             share *= layers_share
-        elif op.layer_kind == "ends" and op.name == light_end:
+        elif op.layer_kind == "ends" and op.name == light_end and not drafted:
             share *= one_stage
         by_class.setdefault(op.tensor_class or "other", []).append(share)
     lines = []
     for cls, terms in by_class.items():
         lines.append(c.define(f"mem_{cls}", "B", f"weights: {cls}", sp.Add(*terms)))
     if b.model.vision:
-        # The tower stays resident (BF16) though text requests never read it.
-        tower = sp.Float(2 * b.model.vision.parameters)
-        lines.append(c.define("mem_vision", "B", "weights: vision tower", tower))
-    local = sp.ceiling(B / DP)
+        # The tower stays resident though text requests never read it.
+        lines.append(c.define("mem_vision", "B", "weights: vision tower", sp.Float(tower)))
+    local = symbol("n_rank")
     kv: sp.Expr = b.precision.cache.tail_bytes_per_sequence * layers_share
     for x in b.caches:
-        share = x.count * x.per_sequence / x.shards
-        kv += share if x.layer_kind.startswith("draft") else share * layers_share
+        drafts = x.layer_kind.startswith("draft")
+        layers = sp.Integer(x.count) if drafts else symbol(f"L_{x.layer_kind}")
+        kv += layers * x.per_sequence / x.shards
     if b.phase == "prefill":
         kv = kv.xreplace({T: T + Q})
     lines.append(c.define("mem_kv", "B", "KV cache and state", local * kv))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -227,3 +228,68 @@ def test_a_model_card_that_cannot_be(
     with pytest.raises(CardError) as e:
         catalog.read_card(Model, path)
     assert all(w in str(e.value) for w in words) and "\n" not in str(e.value)
+
+
+NOT_A_CARD = [
+    ("entry_bytes = 584", "entry_bytes = inf", "entry_bytes"),
+    ("entry_bytes = 584", "entry_bytes = 1e300", "entry_bytes"),
+    ("entry_bytes = 584", 'entry_bytes = "584"', "entry_bytes"),
+    ("entry_bytes = 584", "entry_bytes = true", "entry_bytes"),
+    ("tail_bytes_per_sequence = 18.7e6", "tail_bytes_per_sequence = inf", "tail_bytes"),
+    ("score_bytes = 2", "score_bytes = nan", "score_bytes"),
+    ("o_groups = 16", "o_groups = 7", "o_groups 7"),
+    ("hash_layers = 3", "hash_layers = 99999", "hash_layers"),
+    ("overlap = true", "overlap = 1", "overlap"),
+    ("block = false", "block = 0", "block"),
+    ("max_tokens = 8", "max_tokens = 100000", "max_tokens"),
+    ("acceptance = { 1 = 1.79", "acceptance = { 9 = 1.79, 1 = 1.79", "acceptance '9'"),
+    ('date = "2026-04-24"', 'date = "yesterday"', "date"),
+    ('name = "DeepSeek V4 Pro"', 'name = "two\\nlines"', "name"),
+    ('name = "DeepSeek V4 Pro"', 'name = "\\u001b[31mred"', "name"),
+    ('name = "DeepSeek V4 Pro"', 'name = "x"\n"bad\\nkey" = 1', "'bad\\nkey'"),
+    ('type = "moe"', 'type = "1\\n2"', "ffn.moe"),
+    ("value = 1.6e12", "value = 1e-320", "total_parameters"),
+    ("value = 1.6e12", 'value = "١٢"', "total_parameters"),
+    ('"hca/moe", "hca/moe", ', f'"{"x" * 100_000}", ', "shape.order[0]"),
+]
+
+
+@pytest.mark.parametrize(("old", "new", "word"), NOT_A_CARD)
+def test_odd_values_in_a_model_card(tmp_path: Path, old: str, new: str, word: str) -> None:
+    text = (data_dir("models") / "deepseek-v4-pro.toml").read_text()
+    assert old in text
+    path = tmp_path / "card.toml"
+    path.write_text(text.replace(old, new, 1))
+    with pytest.raises(CardError) as e:
+        catalog.read_card(Model, path)
+    message = str(e.value)
+    assert word in message and message.isprintable() and len(message) < 1000, message[:300]
+
+
+def test_endless_tables_are_an_error(tmp_path: Path) -> None:
+    path = tmp_path / "card.toml"
+    path.write_text("[" + ".".join("a" * 3000) + "]\nx = 1\n")
+    for cls in (Model, System):
+        with pytest.raises(CardError):
+            catalog.read_card(cls, path)
+
+
+def test_an_edited_card_is_read_again(tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    text = (data_dir("models") / "deepseek-v4-pro.toml").read_text()
+    path.write_text(text)
+    assert api.load_model(str(path)).shape.hidden_size == 7168
+    path.write_text(text.replace("hidden_size = 7168", "hidden_size = 7000"))
+    os.utime(path, ns=(1, 1))
+    assert api.load_model(str(path)).shape.hidden_size == 7000
+
+
+def test_notes_on_a_chip_without_fp4(tmp_path: Path) -> None:
+    plan = api.Plan(tp=8, dp=4, ep=32)
+    e = api.estimate("kimi-k3", "h200-nvl8", plan, batch=4, context_tokens=99, precision="nvfp4")
+    assert any("FP4 products" in n for n in e.notes)
+    text = (data_dir("models") / "deepseek-v4-pro.toml").read_text()
+    path = tmp_path / "card.toml"
+    path.write_text(text.replace('without_fp4 = "hopper"\n', ""))
+    e = api.estimate(str(path), "h200-nvl8", plan, batch=4, context_tokens=99)
+    assert any("FP4 index keys" in n and "None" not in n for n in e.notes)

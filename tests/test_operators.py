@@ -182,3 +182,67 @@ def test_dispatch_carries_scales() -> None:
     values = 92 * 8 * 16 * 3584 * 15 / 16
     assert op(e, "moe", "dispatch").message_bytes == pytest.approx(values * 33 / 32)
     assert op(e, "moe", "combine").message_bytes == pytest.approx(values * 2)
+
+
+def test_work_is_split_over_tensor_parallel_ranks() -> None:
+    """K3 at tp 2 on two sequences: KDA decode, shared experts and what dispatch sends."""
+    e = point(K3, "vr-nvl72", Plan(tp=2, dp=36, ep=72), batch=72)  # two sequences a rank
+    assert op(e, "kda", "core").flops == 69 * 2 * (96 / 2) * 7 * 128**2
+    for name, width in (("shared_gate_up", 2 * 6144), ("shared_down", 6144)):
+        assert op(e, "moe", name).weight_bytes == pytest.approx(92 * 7168 * width * 2 / 2)
+    assert op(e, "moe", "dispatch").message_bytes == pytest.approx(
+        92 * (2 / 2) * 16 * 3584 * 33 / 32 * 71 / 72
+    )
+
+
+@pytest.mark.parametrize("batch", [1, 36, 72, 73])
+def test_only_tokens_that_exist_are_routed(batch: int) -> None:
+    e = point(V4, GB300, Plan(dp=72), batch=batch)
+    held = math.ceil(384 / 72)
+    touched = held * (1 - (1 - 6 / 384) ** batch)
+    assert op(e, "moe", "experts").weight_bytes == pytest.approx(
+        61 * touched * 3 * 7168 * 3072 * 17 / 32
+    )
+
+
+def test_a_draft_routes_all_ranks_tokens() -> None:
+    e = point(V4, GB300, Plan(dp=8), batch=64, draft_tokens=3)
+    touched = 48 * (1 - (1 - 6 / 384) ** 64)  # one token a sequence and pass, three passes
+    assert op(e, "draft mtp", "experts").weight_bytes == pytest.approx(
+        3 * touched * 3 * 7168 * 3072 * 17 / 32
+    )
+    block = point(V4, GB300, Plan(dp=8), batch=64, draft_tokens=3, draft="dspark")
+    touched = 48 * (1 - (1 - 6 / 384) ** (64 * 3))  # three stages over a block of three
+    assert op(block, "draft dspark", "experts").weight_bytes == pytest.approx(
+        3 * touched * 3 * 7168 * 3072 * 17 / 32
+    )
+
+
+def test_sends_cross_a_border_or_not() -> None:
+    """Each of pp - 1 sends moves its whole payload; those between domains go over the network."""
+    card = load_system(H200)
+    nic = card.scale_out.bandwidth.value * card.efficiency.link_scale_out.value
+    nvl = card.scale_up.bandwidth.value * card.efficiency.link_all_reduce.value
+    payload = 2 * 5 * 7168 * 4  # five tokens, four streams, BF16
+    for plan, far, near in (
+        (Plan(tp=8, pp=2), 1, 0),
+        (Plan(tp=4, pp=4), 1, 2),
+        (Plan(tp=4, pp=6), 2, 3),
+    ):
+        send = op(point(V4, H200, plan, batch=5 * plan.pp), "ends", "pipeline_send")
+        size = payload / plan.tp
+        assert send.message_bytes == pytest.approx((far + near) * size)
+        assert send.link_s == pytest.approx(far * size / nic + near * size / nvl)
+        assert send.floor_s == pytest.approx((far + near) * 10e-6 + far * 27e-6)
+
+
+@pytest.mark.parametrize("phase", ["decode", "prefill"])
+def test_one_more_sequence_never_costs_a_round(phase: str) -> None:
+    """A pipeline with uneven microbatches keeps its throughput (it lost up to 31 % once)."""
+    kw: dict[str, Any] = dict(phase=phase, context_tokens=0 if phase == "prefill" else 20_000)
+    if phase == "prefill":
+        kw["new_tokens"] = 4096
+    rate = [
+        point(K3, GB300, Plan(tp=8, pp=4), batch=b, **kw).throughput_tok_s for b in range(4, 14)
+    ]
+    assert all(b > 0.98 * a for a, b in zip(rate, rate[1:], strict=False))

@@ -15,7 +15,8 @@ from perfmodel.symbolic import Chain, larger, smaller, symbol
 # Symbols that every step chain declares; `step.py` gives them units and definitions.
 B, T, Q = symbol("B"), symbol("T"), symbol("q")
 TP, DP, PP, EP, ETP, DCP = (symbol(n) for n in ("tp", "dp", "pp", "ep", "etp", "dcp"))
-SEQS, TOKENS, ROUTED = symbol("b"), symbol("m"), symbol("M")  # on this GPU; in the expert group
+# sequences and tokens on this GPU; sequences and tokens of the whole expert group
+SEQS, TOKENS, GROUP_SEQS, ROUTED = symbol("b"), symbol("m"), symbol("b_g"), symbol("M")
 
 
 @dataclass(frozen=True)
@@ -170,10 +171,7 @@ class Builder:
     def attention_class(self) -> str:
         return "attention_decode" if self.decode else "attention_prefill"
 
-    def collective(
-        self, name: str, link: str, payload: Any, group: Any, crossings: Any, count: Any = None
-    ) -> None:
-        saved, self.count = self.count, self.count if count is None else count
+    def collective(self, name: str, link: str, payload: Any, group: Any, crossings: Any) -> None:
         self.add(
             name,
             fam.COLLECTIVE,
@@ -182,7 +180,7 @@ class Builder:
                 g=group,
                 v=crossings,
                 D=symbol("D"),
-                W_in=symbol("W_nvl") * symbol(f"e_link_{'all_reduce' if link == 'send' else link}"),
+                W_in=symbol("W_nvl") * symbol(f"e_link_{link}"),
                 W_out=symbol("W_out") * symbol("e_link_scale_out"),
                 l=symbol(f"tau_{link}"),
                 l_out=symbol("tau_scale_out"),
@@ -193,7 +191,6 @@ class Builder:
             kernels=0,
             link=link,
         )
-        self.count = saved
 
     def all_reduce(self, name: str, width: int) -> None:
         """Sum of the tensor-parallel partial results, BF16."""

@@ -193,6 +193,28 @@ def _collective() -> Chain:
     return c
 
 
+def _send() -> Chain:
+    c = Chain("send", "hidden states passed on from stage to stage of a pipeline")
+    x = c.input("x", "B", "payload of one GPU and send")
+    pp = c.input("pp", "1", "pipeline stages")
+    g = c.input("g", "1", "GPUs of all stages")
+    dom = c.input("D", "1", "GPUs of one NVLink domain")
+    bw_in = c.input("W_in", "B/s", "NVLink bandwidth x efficiency", r"W_\mathrm{nvl}")
+    bw_out = c.input("W_out", "B/s", "scale-out bandwidth x efficiency", r"W_\mathrm{out}")
+    lat = c.input("l", "s", "latency of a send", r"\ell_\mathrm{send}")
+    lat_out = c.input("l_out", "s", "extra latency across domains", r"\ell_\mathrm{out}")
+    # stages fill a domain before they leave it: so many of the pp - 1 borders lie between domains
+    far = c.define(
+        "far", "1", "sends that cross a domain border", smaller(pp - 1, sp.ceiling(g / dom) - 1)
+    )
+    c.define("message_bytes", "B", "bytes sent, all borders", x * (pp - 1), "X_m")
+    c.define(
+        "link_s", "s", "transfer time, all borders", x * ((pp - 1 - far) / bw_in + far / bw_out)
+    )
+    c.define("latency_s", "s", "latency, all borders", (pp - 1) * lat + far * lat_out, r"\ell")
+    return c
+
+
 LINEAR = _linear()
 EXPERTS = _experts()
 ATTENTION = _attention()
@@ -200,6 +222,8 @@ INDEXER = _indexer()
 DELTA_RULE = _delta_rule()
 ELEMENTWISE = _elementwise()
 COLLECTIVE = _collective()
+SEND = _send()
 FAMILIES = {
-    c.name: c for c in (LINEAR, EXPERTS, ATTENTION, INDEXER, DELTA_RULE, ELEMENTWISE, COLLECTIVE)
+    c.name: c
+    for c in (LINEAR, EXPERTS, ATTENTION, INDEXER, DELTA_RULE, ELEMENTWISE, COLLECTIVE, SEND)
 }

@@ -6,6 +6,7 @@ import sympy as sp
 
 from perfmodel.operators import families as fam
 from perfmodel.operators.builder import DP, PP, SEQS, TP, Builder
+from perfmodel.symbolic import symbol
 
 
 def residual(b: Builder) -> None:
@@ -51,8 +52,12 @@ def head(b: Builder) -> None:
     s = b.model.shape
     tokens = b.tokens if b.decode else SEQS
     b.linear("head", "head", s.hidden_size, s.vocab_size, shards=TP, tokens=tokens, kernels=3)
-    logits = 4 * tokens * s.vocab_size / TP
-    b.collective("gather_logits", "all_reduce", logits, TP, 1)
+    gather_logits(b, tokens)
+
+
+def gather_logits(b: Builder, tokens: sp.Expr) -> None:
+    """fp32 logits of the vocabulary shards, gathered over the tensor-parallel ranks."""
+    b.collective("gather_logits", "all_reduce", 4 * tokens * b.model.shape.vocab_size / TP, TP, 1)
 
 
 def pipeline_send(b: Builder) -> None:
@@ -60,6 +65,18 @@ def pipeline_send(b: Builder) -> None:
     r = b.model.residual
     streams = r.streams or 1 if r is not None and r.type == "mhc" else 1
     payload = 2 * b.tokens * b.model.shape.hidden_size * streams / TP
-    b.copies = 0
-    b.collective("pipeline_send", "send", payload, TP * DP * PP, 1, count=PP - 1)
-    b.copies = None
+    b.add(
+        "pipeline_send",
+        fam.SEND,
+        dict(
+            x=payload, pp=PP, g=TP * DP * PP, D=symbol("D"),
+            W_in=symbol("W_nvl") * symbol("e_link_all_reduce"),
+            W_out=symbol("W_out") * symbol("e_link_scale_out"),
+            l=symbol("tau_send"), l_out=symbol("tau_scale_out"),
+        ),
+        rate="bf16",
+        compute_class="gemm",
+        memory_class="stream",
+        kernels=0,
+        link="send",
+    )  # fmt: skip
