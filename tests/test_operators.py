@@ -228,6 +228,7 @@ def test_sends_cross_a_border_or_not() -> None:
         (Plan(tp=8, pp=2), 1, 0),
         (Plan(tp=4, pp=4), 1, 2),
         (Plan(tp=4, pp=6), 2, 3),
+        (Plan(dp=16, pp=2), 1, 0),
     ):
         send = op(point(V4, H200, plan, batch=5 * plan.pp), "ends", "pipeline_send")
         size = payload / plan.tp
