@@ -230,7 +230,7 @@ def test_sends_cross_a_border_or_not() -> None:
         (Plan(tp=4, pp=6), 2, 3),
         (Plan(dp=16, pp=2), 1, 0),
     ):
-        send = op(point(V4, H200, plan, batch=5 * plan.pp), "ends", "pipeline_send")
+        send = op(point(V4, H200, plan, batch=5 * plan.pp * plan.dp), "ends", "pipeline_send")
         size = payload / plan.tp
         assert send.message_bytes == pytest.approx((far + near) * size)
         assert send.link_s == pytest.approx(far * size / nic + near * size / nvl)
