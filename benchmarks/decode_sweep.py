@@ -169,7 +169,6 @@ def best_of(run: Callable[[], Any], times: int = 5) -> float:
 
 def main(rows: tuple[int, ...] = (100_000, 1_000_000)) -> None:
     point = api.estimate(MODEL, SYSTEM, PLAN, batch=72, context_tokens=4096)
-    assert point.step is not None
     scalars = dict(point.values)
     floors = [o.kernels * o.count for o in point.step.ops if o.link is None]
     scalars["floors"] = float(sum(floors))

@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, fields
 from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-import sympy as sp
 
 from perfmodel import catalog
 from perfmodel import explain as _explain
@@ -24,6 +22,7 @@ from perfmodel.plan import plans as _plans
 from perfmodel.precision import FORMATS
 from perfmodel.roofline import MODES, machine_numbers
 from perfmodel.step import StepChain, step_chain
+from perfmodel.symbolic import evaluate
 
 POWER_BASES = {
     "chip": "chip TDP",
@@ -50,14 +49,7 @@ def list_systems() -> list[str]:
 
 def load_model(model: str) -> Model:
     """The model card with this id, or of this path. Raises InputError, CardError."""
-    path = catalog.resolve(model, data_dir("models"), "model")
-    return _read_model(path, path.stat().st_mtime_ns)
-
-
-@lru_cache(maxsize=64)
-def _read_model(path: Path, _changed: int) -> Model:
-    # As for machines: a card edited in a running session is read again.
-    return catalog.read_card(Model, path)
+    return catalog.load_card(Model, model, data_dir("models"), "model")
 
 
 def load_system(system: str) -> System:
@@ -156,9 +148,9 @@ class Estimate:
     operators: list[OperatorLine]
     outside_operators_s: float
     notes: list[str]
-    values: dict[str, float] = field(repr=False, default_factory=dict)
-    sources: dict[str, str] = field(repr=False, default_factory=dict)
-    step: StepChain | None = field(repr=False, default=None)
+    values: dict[str, float] = field(repr=False)
+    sources: dict[str, str] = field(repr=False)
+    step: StepChain = field(repr=False)
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-able, with stable keys (docs/cli.md lists them)."""
@@ -233,17 +225,14 @@ def _prepare(
     inputs: dict[str, Any] = {k: v for k, (v, _) in machine.items()}
     sources = {k: src for k, (_, src) in machine.items()}
     assume = _assumptions()
-    phi = assume[f"imbalance_{phase}"]
-    inputs["phi"] = 1.0 if mode == "speed-of-light" else phi.value
-    sources["phi"] = phi.source
-    inputs["workspace"], sources["workspace"] = (
-        assume["workspace"].value,
-        assume["workspace"].source,
-    )
-    inputs["n_live"], sources["n_live"] = (
-        assume["live_vectors"].value,
-        assume["live_vectors"].source,
-    )
+    for name, key in (
+        ("phi", f"imbalance_{phase}"),
+        ("workspace", "workspace"),
+        ("n_live", "live_vectors"),
+    ):
+        inputs[name], sources[name] = assume[key].value, assume[key].source
+    if mode == "speed-of-light":
+        inputs["phi"] = 1.0
     inputs["A"] = acceptance
     inputs["q"] = float(new_tokens if phase == "prefill" else 1 + draft_tokens)
     power = getattr(s.power, power_basis, None)
@@ -460,25 +449,15 @@ def _refuse(run: _Run, plan: Plan, batch: int, context: int, v: dict[str, float]
     )
 
 
-def _number(expr: Any, known: dict[str, float]) -> float:
-    """A binding as a number; most are numbers or single symbols, and `subs` is slow."""
-    if isinstance(expr, int | float):
-        return float(expr)
-    if isinstance(expr, sp.Symbol):
-        return known[expr.name]
-    expr = sp.sympify(expr)
-    return float(expr.subs({s: known[s.name] for s in expr.free_symbols}))
-
-
 def _costs(op: Op, known: dict[str, float]) -> dict[str, float]:
     """What one operator computes and moves in one layer, by name of the family's definition."""
-    bound = {k: _number(x, known) for k, x in op.bindings.items()}
+    bound = {k: evaluate(x, known) for k, x in op.bindings.items()}
     return {k: float(x) for k, x in op.formulas.compile()(**bound).items()}
 
 
 def _line(run: _Run, op: Op, key: str, inputs: dict[str, Any], v: dict[str, float]) -> OperatorLine:
     known = {**inputs, **v}
-    n = _number(op.count, known)
+    n = evaluate(op.count, known)
     costs = _costs(op, known)
 
     def cost(what: str) -> float:
@@ -587,12 +566,23 @@ def _points(run: _Run, batch: Any, context: Any) -> tuple[np.ndarray, np.ndarray
 
 
 def _columns(run: _Run, plan: Plan, b: np.ndarray, t: np.ndarray) -> dict[str, np.ndarray]:
-    names = [n for n in SWEEP if n in run.step.chain.defs]
-    f = run.step.chain.compile_columns(names, ("B", "T"))
+    f = run.step.chain.compile_columns(_outputs(run), ("B", "T"))
     v = _evaluate(f, {**run.inputs, **_layout(plan, run.model), "B": b, "T": t}, b.size)
-    sums = np.stack([v.pop(f"sum_{k}") for k in BOUNDS])
-    out = {"batch": b, "context_tokens": t, **{RENAME.get(k, k): x for k, x in v.items()}}
-    out["fits"] = out["memory_bytes"] <= run.capacity
+    return _result(run, v, b, t)
+
+
+def _outputs(run: _Run) -> tuple[str, ...]:
+    return tuple(n for n in SWEEP if n in run.step.chain.defs)
+
+
+def _result(
+    run: _Run, v: dict[str, np.ndarray], b: np.ndarray, t: np.ndarray
+) -> dict[str, np.ndarray]:
+    """The columns that `sweep` and `best` return, from the chain's outputs `v`."""
+    sums = np.stack([v[f"sum_{k}"] for k in BOUNDS])
+    out = {"batch": b, "context_tokens": t}
+    out |= {RENAME.get(k, k): x for k, x in v.items() if not k.startswith("sum_")}
+    out["fits"] = v["memory"] <= run.capacity
     out["bound"] = np.asarray(BOUNDS)[sums.argmax(axis=0)]
     return out
 
@@ -627,11 +617,10 @@ def best(
     b, t = _points(run, batch, context_tokens)
     layouts = [_layout(p, run.model) for p in candidates]
     index = np.repeat(np.arange(len(candidates)), b.size)
-    names = [n for n in SWEEP if n in run.step.chain.defs]
     inputs = {**run.inputs, "B": np.tile(b, len(candidates)), "T": np.tile(t, len(candidates))}
     for k in layouts[0]:
         inputs[k] = np.asarray([x[k] for x in layouts])[index]
-    v = _evaluate(run.step.chain.compile(*names), inputs, index.size)
+    v = _evaluate(run.step.chain.compile(*_outputs(run)), inputs, index.size)
     fits = v["memory"] <= run.capacity
     if not fits.any():
         i = int(np.argmin(v["memory"]))
@@ -647,23 +636,15 @@ def best(
     best_so_far = np.maximum.accumulate(y[order])
     keep = np.concatenate(([True], y[order][1:] > best_so_far[:-1]))
     rows = order[keep][::-1]
-    sums = np.stack([v.pop(f"sum_{k}")[rows] for k in BOUNDS])
-    out = {"batch": inputs["B"][rows], "context_tokens": inputs["T"][rows]}
-    out |= {RENAME.get(k, k): a[rows] for k, a in v.items()}
-    out["fits"] = fits[rows]
-    out["bound"] = np.asarray(BOUNDS)[sums.argmax(axis=0)]
+    out = _result(run, {k: a[rows] for k, a in v.items()}, inputs["B"][rows], inputs["T"][rows])
     out["plan"] = np.asarray([p.label for p in candidates])[index[rows]]
     out["gpus"] = np.asarray([p.gpus for p in candidates])[index[rows]]
     return out
 
 
-def _step_of(e: Estimate) -> StepChain:
-    return step_chain_for(load_model(e.model_id), e.precision, e.phase, e.draft)
-
-
 def explain_names(e: Estimate) -> list[str]:
     """Every name that `explain` takes for this estimate."""
-    return _explain.names(e, e.step or _step_of(e))
+    return _explain.names(e, e.step)
 
 
 def explain(e: Estimate, name: str) -> Explanation:
@@ -671,7 +652,7 @@ def explain(e: Estimate, name: str) -> Explanation:
 
     Raises InputError when the name is unknown.
     """
-    return _explain.explain(e, e.step or _step_of(e), name)
+    return _explain.explain(e, e.step, name)
 
 
 __all__ = [

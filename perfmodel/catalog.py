@@ -351,15 +351,20 @@ def list_systems() -> list[str]:
     return sorted(p.stem for p in data_dir("hardware").glob("*.toml"))
 
 
+def load_card(cls: type[Card], name: str | Path, folder: Path, what: str) -> Card:
+    """The card with this id in `folder`, or of this path; raises InputError or CardError."""
+    path = resolve(name, folder, what)
+    return _read(cls, path, path.stat().st_mtime_ns)
+
+
+@lru_cache(maxsize=128)
+def _read(cls: type[Card], path: Path, _changed: int) -> Card:
+    # The file's time is part of the key: a card edited in a running session is read again.
+    return read_card(cls, path)
+
+
 def load_system(name: str | Path) -> System:
     """The machine card with this id or path; raises InputError or CardError."""
-    path = resolve(name, data_dir("hardware"), "system")
-    return _read_system(path, path.stat().st_mtime_ns)
-
-
-@lru_cache(maxsize=64)
-def _read_system(path: Path, _changed: int) -> System:
-    # The file's time is part of the key: a card edited in a running session is read again.
     from perfmodel.hardware import System
 
-    return read_card(System, path)
+    return load_card(System, name, data_dir("hardware"), "system")

@@ -18,8 +18,7 @@ from perfmodel.step import collect
 def _ops(model: Model, precision: str, draft: str | None) -> list[tuple[Op, int]]:
     """Weight-bearing operators with how often their weights exist (draft passes are not copies)."""
     ops = collect(model, precision, "decode", draft).ops
-    shares_head = [op.layer_kind.startswith("draft") and op.name == "head" for op in ops]
-    return [(op, op.copies) for op, s in zip(ops, shares_head, strict=True) if op.params and not s]
+    return [(op, op.copies) for op in ops if op.params * op.copies]
 
 
 def parameters(model: Model, draft: str | None = None) -> dict[str, float]:

@@ -282,7 +282,7 @@ class Study:
             ok = front[front["interactivity_tok_s_user"] >= self.interactivity_target_tok_s_user]
             if len(ok):
                 row = _top(ok, "throughput_tok_s_mw")
-                plan = {p.label: p for p in api.plans(self.model, s, self.max_gpus)}[row["plan"]]
+                plan = api.Plan.parse(row["plan"])
                 batch = int(row["batch"])
                 estimate = api.estimate(
                     self.model, s, plan, batch=batch, context_tokens=self.context_tokens,

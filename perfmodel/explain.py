@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import sympy as sp
 
@@ -13,7 +14,7 @@ from perfmodel.operators import families as fam
 from perfmodel.operators.builder import Op
 from perfmodel.roofline import ROOFLINE
 from perfmodel.step import METRICS, StepChain
-from perfmodel.symbolic import Chain
+from perfmodel.symbolic import Chain, evaluate
 
 if TYPE_CHECKING:
     from perfmodel.api import Estimate
@@ -83,10 +84,6 @@ def explain(e: Estimate, step: StepChain, name: str) -> Explanation:
     )
 
 
-def _evaluate(expr: sp.Expr, values: dict[str, Any]) -> float:
-    return float(sp.sympify(expr).subs({s: values[s.name] for s in sp.sympify(expr).free_symbols}))
-
-
 def _number(x: float) -> str:
     return f"{x:,.0f}" if float(x).is_integer() and abs(x) < 1e7 else f"{x:.4g}"
 
@@ -99,16 +96,24 @@ def _with_numbers(expr: sp.Expr, values: dict[str, float]) -> str:
     return _NAME.sub(lambda m: _number(values[m[0]]) if m[0] in values else m[0], str(expr))
 
 
+def _inputs(
+    expr: sp.Expr, chain: Chain, values: dict[str, float], source: Callable[[str], str]
+) -> list[tuple[str, float, str, str, str]]:
+    """(symbol, value, unit, doc, source) of everything that `expr` names, by name."""
+    names = sorted(s.name for s in expr.free_symbols)
+    return [(n, values[n], chain.term(n).unit, chain.term(n).doc, source(n)) for n in names]
+
+
 def _definition(
     chain: Chain, name: str, values: dict[str, float], sources: dict[str, str], shown: str = ""
 ) -> Explanation:
     term, expr = chain.defs[name]
     expr = expr.xreplace({t.symbol: v for t, v in chain.constants.values()})
-    inputs = [
-        (s.name, values[s.name], chain.term(s.name).unit, chain.term(s.name).doc,
-         sources.get(s.name, "defined by the model" if s.name in chain.defs else "given"))
-        for s in sorted(expr.free_symbols, key=lambda s: s.name)
-    ]  # fmt: skip
+
+    def source(n: str) -> str:
+        return sources.get(n, "defined by the model" if n in chain.defs else "given")
+
+    inputs = _inputs(expr, chain, values, source)
     return Explanation(
         shown or name, term.unit, term.doc, f"{name} = {expr}", chain.latex(name),
         _with_numbers(expr, values), values[name], inputs,
@@ -120,10 +125,10 @@ def _operator_part(e: Estimate, op: Op, name: str, part: str) -> Explanation:
     chain = op.formulas
     for n in chain.inputs:
         if n in op.bindings:
-            values[n] = _evaluate(op.bindings[n], e.values)
+            values[n] = evaluate(op.bindings[n], e.values)
     for n, (_, expr) in chain.defs.items():
         e2 = expr.xreplace({t.symbol: v for t, v in chain.constants.values()})
-        values[n] = _evaluate(e2, values)
+        values[n] = evaluate(e2, values)
     sources = {n: f"{n} = {op.bindings[n]}" for n in chain.inputs if n in op.bindings}
     return _definition(chain, part, values, sources, name)
 
@@ -132,11 +137,11 @@ def _operator_time(e: Estimate, step: StepChain, name: str, i: int) -> Explanati
     op, v = step.ops[i], e.values
     if op.link is not None:
         return _collective_time(e, op, name, v[f"o{i}_t"])
-    moved = sum(_evaluate(op.cost(p), v) for p in ("weight_bytes", "kv_bytes", "act_bytes"))
+    moved = sum(evaluate(op.cost(p), v) for p in ("weight_bytes", "kv_bytes", "act_bytes"))
     peak, ec = f"P_{op.rate}", f"e_{op.compute_class}_{op.rate}"
     em = f"e_hbm_{op.memory_class}"
     values = dict(
-        F=_evaluate(op.cost("flops"), v), X=moved, P=v[peak], e_c=v[ec], W=v["W_hbm"], e_m=v[em],
+        F=evaluate(op.cost("flops"), v), X=moved, P=v[peak], e_c=v[ec], W=v["W_hbm"], e_m=v[em],
         n_k=float(op.kernels), tau=v["tau_kernel"],
     )  # fmt: skip
     sources = {
@@ -146,13 +151,9 @@ def _operator_time(e: Estimate, step: StepChain, name: str, i: int) -> Explanati
         "tau": e.sources["tau_kernel"],
     }  # fmt: skip
     for n, (_, expr) in ROOFLINE.defs.items():
-        values[n] = _evaluate(expr, values)
+        values[n] = evaluate(expr, values)
     expr = ROOFLINE.expr("t_op")
-    inputs = [
-        (s.name, values[s.name], ROOFLINE.inputs[s.name].unit, ROOFLINE.inputs[s.name].doc,
-         sources[s.name])
-        for s in sorted(expr.free_symbols, key=lambda s: s.name)
-    ]  # fmt: skip
+    inputs = _inputs(expr, ROOFLINE, values, sources.__getitem__)
     return Explanation(
         name, "s", f"time of {name} in one of {op.count} layers", f"t_op = {expr}",
         ROOFLINE.latex("t_op"), _with_numbers(expr, values), v[f"o{i}_t"], inputs,
@@ -163,18 +164,15 @@ def _collective_time(e: Estimate, op: Op, name: str, value: float) -> Explanatio
     """Transfer plus latency of one collective, in the machine's numbers."""
     chain = op.formulas
     expr = chain.expr("link_s") + chain.expr("latency_s")
-    values = {n: _evaluate(op.bindings[n], e.values) for n in chain.inputs}
+    values = {n: evaluate(op.bindings[n], e.values) for n in chain.inputs}
 
     def source(n: str) -> str:
         bound = sp.sympify(op.bindings[n])
-        cited = [e.sources[s.name] for s in bound.free_symbols if s.name in e.sources]
+        used = sorted(s.name for s in bound.free_symbols)
+        cited = [e.sources[u] for u in used if u in e.sources]
         return "; ".join(cited) if cited else f"{n} = {bound}"
 
-    inputs = [
-        (s.name, values[s.name], chain.inputs[s.name].unit, chain.inputs[s.name].doc,
-         source(s.name))
-        for s in sorted(expr.free_symbols, key=lambda s: s.name)
-    ]  # fmt: skip
+    inputs = _inputs(expr, chain, values, source)
     latex = f"{chain.latex('link_s')},\\quad {chain.latex('latency_s')}"
     return Explanation(
         name, "s", f"time of {name} in one of {op.count} layers", f"t_op = {expr}", latex,

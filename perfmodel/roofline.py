@@ -33,6 +33,8 @@ ROOFLINE = _roofline()
 
 COMPUTE_CLASSES = ("gemm", "moe", "attention_prefill", "attention_decode")
 MEMORY_CLASSES = ("gemm", "moe", "attention", "stream")
+LINKS = ("all_reduce", "all_to_all", "scale_out")
+FLOORS = ("kernel", "all_reduce", "all_to_all", "scale_out", "send", "step", "tile_rows")
 
 
 def machine_numbers(system: System, mode: str) -> dict[str, tuple[float, str]]:
@@ -50,6 +52,13 @@ def machine_numbers(system: System, mode: str) -> dict[str, tuple[float, str]]:
         note = f" ({label})" if label else ""
         out[name] = (q.value, f"{q.source} [{q.kind}]{note}")
 
+    def correct(name: str, path: str, none: float, label: str = "") -> None:
+        """An efficiency or floor of the card; at the speed of light `none`, as if it were absent."""
+        if light:
+            out[name] = (none, ideal)
+        else:
+            put(name, path, label)
+
     rate = "bf16"
     for r in RATES:
         if getattr(system.chip, f"peak_{r}", None) is not None:
@@ -59,30 +68,15 @@ def machine_numbers(system: System, mode: str) -> dict[str, tuple[float, str]]:
         for cls in COMPUTE_CLASSES:
             # Attention has no FP4 form: its operands are FP8 at the narrowest.
             has = "fp8" if cls.startswith("attention") and rate == "fp4" else rate
-            if light:
-                out[f"e_{cls}_{r}"] = (1.0, ideal)
-            else:
-                put(f"e_{cls}_{r}", f"efficiency.{cls}_{has}", fallback)
+            correct(f"e_{cls}_{r}", f"efficiency.{cls}_{has}", 1.0, fallback)
     put("W_hbm", "memory.bandwidth")
     for cls in MEMORY_CLASSES:
-        if light:
-            out[f"e_hbm_{cls}"] = (1.0, ideal)
-        else:
-            put(f"e_hbm_{cls}", f"efficiency.hbm_{cls}")
+        correct(f"e_hbm_{cls}", f"efficiency.hbm_{cls}", 1.0)
     put("D", "scale_up.gpus")
-    for name, path in (
-        ("W_nvl", "scale_up.bandwidth"),
-        ("W_out", "scale_out.bandwidth"),
-    ):
-        put(name, path)
-    for kind in ("all_reduce", "all_to_all", "scale_out"):
-        if light:
-            out[f"e_link_{kind}"] = (1.0, ideal)
-        else:
-            put(f"e_link_{kind}", f"efficiency.link_{kind}")
-    for name in ("kernel", "all_reduce", "all_to_all", "scale_out", "send", "step", "tile_rows"):
-        if light:
-            out[f"tau_{name}"] = (0.0, ideal)
-        else:
-            put(f"tau_{name}", f"floors.{name}")
+    put("W_nvl", "scale_up.bandwidth")
+    put("W_out", "scale_out.bandwidth")
+    for kind in LINKS:
+        correct(f"e_link_{kind}", f"efficiency.link_{kind}", 1.0)
+    for name in FLOORS:
+        correct(f"tau_{name}", f"floors.{name}", 0.0)
     return out

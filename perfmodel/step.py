@@ -7,6 +7,7 @@ stays resident on a GPU. It is compiled once and runs over whole columns of conf
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,26 +24,21 @@ from perfmodel.operators.builder import (
     TP,
     B,
     Builder,
-    CacheLine,
     Op,
     Q,
     T,
 )
 from perfmodel.precision import RATES
-from perfmodel.roofline import COMPUTE_CLASSES, MEMORY_CLASSES, ROOFLINE
+from perfmodel.roofline import COMPUTE_CLASSES, FLOORS, LINKS, MEMORY_CLASSES, ROOFLINE
 from perfmodel.symbolic import Chain, larger, smaller, symbol
 
 
 @dataclass(frozen=True)
 class StepChain:
-    """A compiled-on-demand step: its chain, its operators (in order) and its resident caches."""
+    """A compiled-on-demand step: its chain and its operators, in order."""
 
     chain: Chain
     ops: tuple[Op, ...]
-    caches: tuple[CacheLine, ...]
-
-    def op_id(self, i: int) -> str:
-        return f"o{i}"
 
 
 def collect(model: Model, precision: str, phase: str, draft: str | None = None) -> Builder:
@@ -50,12 +46,10 @@ def collect(model: Model, precision: str, phase: str, draft: str | None = None) 
     b = Builder(model, model.precision_named(precision), phase)
     for name, n in model.attention_counts().items():
         b.layer_kind, b.count = name, n
-        a = model.attention[name]
-        attention.KINDS[type(a)](b, a)  # type: ignore[operator]
+        _attention(b, name)
     for name, n in model.ffn_counts().items():
         b.layer_kind, b.count = name, n
-        f = model.ffn[name]
-        feedforward.KINDS[type(f)](b, f)  # type: ignore[operator]
+        _feed_forward(b, name)
     b.layer_kind, b.count = "residual", model.layers
     misc.residual(b)
     b.layer_kind, b.count = "ends", 1
@@ -65,6 +59,16 @@ def collect(model: Model, precision: str, phase: str, draft: str | None = None) 
     if draft is not None and phase == "decode":
         _draft(b, draft)
     return b
+
+
+def _attention(b: Builder, name: str) -> None:
+    a = b.model.attention[name]
+    attention.KINDS[type(a)](b, a)  # type: ignore[operator]
+
+
+def _feed_forward(b: Builder, name: str) -> None:
+    f = b.model.ffn[name]
+    feedforward.KINDS[type(f)](b, f)  # type: ignore[operator]
 
 
 def _draft(b: Builder, name: str) -> None:
@@ -77,19 +81,18 @@ def _draft(b: Builder, name: str) -> None:
     b.query = drafted if d.block else sp.Integer(1)
     passes: Any = smaller(1, drafted) if d.block else drafted
     layers = [x.partition("/") for x in d.layers]
-    for a_name, n in {a: sum(x[0] == a for x in layers) for a, _, _ in layers}.items():
+    for kind, n in Counter(a for a, _, _ in layers).items():
         b.count, b.copies = n * passes, n
-        kind = b.model.attention[a_name]
-        attention.KINDS[type(kind)](b, kind)  # type: ignore[operator]
-    for f_name, n in {f: sum(x[2] == f for x in layers) for _, _, f in layers}.items():
+        _attention(b, kind)
+    for kind, n in Counter(f for _, _, f in layers).items():
         b.count, b.copies = n * passes, n
-        ff = b.model.ffn[f_name]
-        feedforward.KINDS[type(ff)](b, ff)  # type: ignore[operator]
+        _feed_forward(b, kind)
     b.count, b.copies = passes, 1
     h = b.model.shape.hidden_size
     for i in range(d.projections):
         b.linear(f"projection_{i + 1}", "draft_projection", h, h)
-    # The draft shares the main head; its pass over the vocabulary is paid again.
+    # The draft shares the main head: no copy of its weights, but its pass is paid again.
+    b.copies = 0
     s = b.model.shape
     b.linear("head", "head", s.hidden_size, s.vocab_size, shards=TP, kernels=2)
     misc.gather_logits(b, b.tokens)
@@ -116,8 +119,6 @@ INPUTS = (
     ("n_live", "1", "activation vectors alive per token, in hidden sizes (BF16)", None),
     ("workspace", "B", "communication buffers, graphs and scratch per GPU", r"X_\mathrm{ws}"),
 )
-LINKS = ("all_reduce", "all_to_all", "scale_out")
-FLOORS = ("kernel", "all_reduce", "all_to_all", "scale_out", "send", "step", "tile_rows")
 
 
 def _declare(c: Chain) -> None:
@@ -193,7 +194,7 @@ def step_chain(model: Model, precision: str, phase: str, draft: str | None = Non
         c.define(f"sum_{k}", "s", f"{k} time of all operators", sp.Add(*terms, evaluate=False))
     _resident(c, b)
     _metrics(c, phase)
-    return StepChain(c, tuple(b.ops), tuple(b.caches))
+    return StepChain(c, tuple(b.ops))
 
 
 def _time(c: Chain, key: str, op: Op) -> None:
@@ -231,15 +232,15 @@ def _resident(c: Chain, b: Builder) -> None:
     """
     layers_share = symbol("stretch") / PP
     one_stage = sp.Piecewise((0, PP > 1), (1, True))
-    drafted = any(op.layer_kind.startswith("draft") for op in b.ops)
+    drafted = any(is_draft(op.layer_kind) for op in b.ops)
     ends = {op.name: op for op in b.ops if op.layer_kind == "ends" and op.params}
     tower = 2.0 * b.model.vision.parameters if b.model.vision else 0.0  # BF16, on every rank
     head_stays = _whole_bytes(ends["head"]) >= _whole_bytes(ends["embedding"]) + tower
     light_end = "embedding" if head_stays else "head"
     by_class: dict[str, list[sp.Expr]] = {}
     for op in b.ops:
-        if not op.params or (op.layer_kind.startswith("draft") and op.name == "head"):
-            continue  # the draft shares the main head
+        if not op.params * op.copies:
+            continue
         share: sp.Expr = op.copies * op.params * op.bytes_per_param / op.resident
         if not is_end(op):
             share *= layers_share
@@ -255,8 +256,8 @@ def _resident(c: Chain, b: Builder) -> None:
     local = symbol("n_rank")
     kv: sp.Expr = b.precision.cache.tail_bytes_per_sequence * layers_share
     for x in b.caches:
-        drafts = x.layer_kind.startswith("draft")
-        layers = sp.Integer(x.count) if drafts else symbol(f"L_{x.layer_kind}")
+        own = is_draft(x.layer_kind)  # the draft's stage holds all of its layers
+        layers = sp.Integer(x.count) if own else symbol(f"L_{x.layer_kind}")
         kv += layers * x.per_sequence / x.shards
     if b.phase == "prefill":
         kv = kv.xreplace({T: T + Q})
@@ -270,7 +271,11 @@ def _resident(c: Chain, b: Builder) -> None:
 
 def is_end(op: Op) -> bool:
     """Operators of the first or last pipeline stage only: embedding, head and draft."""
-    return op.layer_kind == "ends" or op.layer_kind.startswith("draft")
+    return op.layer_kind == "ends" or is_draft(op.layer_kind)
+
+
+def is_draft(layer_kind: str) -> bool:
+    return layer_kind.startswith("draft ")
 
 
 def _whole_bytes(op: Op) -> float:

@@ -18,21 +18,9 @@ from sympy.printing.precedence import PRECEDENCE
 
 
 class _Printer(NumPyPrinter):
-    """NumPyPrinter whose Max, Min and Piecewise broadcast (SymPy's stack or need equal shapes)."""
+    """NumPyPrinter whose Piecewise broadcasts (SymPy's needs equal shapes) and divides fast."""
 
-    def _nest(self, func: str, args: tuple[sp.Expr, ...]) -> str:
-        out = self._print(args[-1])
-        for a in reversed(args[:-1]):
-            out = f"{self._module_format('numpy.' + func)}({self._print(a)}, {out})"
-        return out
-
-    def _print_Max(self, expr: sp.Expr) -> str:  # noqa: N802 (SymPy's naming)
-        return self._nest("maximum", expr.args)
-
-    def _print_Min(self, expr: sp.Expr) -> str:  # noqa: N802
-        return self._nest("minimum", expr.args)
-
-    def _print_Pow(self, expr: sp.Expr, rational: bool = False) -> str:  # noqa: N802
+    def _print_Pow(self, expr: sp.Expr, rational: bool = False) -> str:  # noqa: N802 (SymPy's)
         if expr.exp == -1:  # a division is several times as fast as a power
             return f"(1/{self.parenthesize(expr.base, PRECEDENCE['Pow'])})"
         return super()._print_Pow(expr, rational=rational)
@@ -289,6 +277,16 @@ def to_numpy(
         cse=lambda exprs: (lines, list(exprs)),
     )
     return Compiled(f, tuple(a.name for a in args), outputs)
+
+
+def evaluate(expr: Any, known: Mapping[str, float]) -> float:
+    """A number or expression as a float; most are numbers or single symbols, and `subs` is slow."""
+    if isinstance(expr, int | float):
+        return float(expr)
+    if isinstance(expr, sp.Symbol):
+        return known[expr.name]
+    expr = sp.sympify(expr)
+    return float(expr.subs({s: known[s.name] for s in expr.free_symbols}))
 
 
 def symbol(name: str) -> sp.Symbol:

@@ -91,7 +91,11 @@ def mla(b: Builder, a: MLA) -> None:
 
 
 def kda(b: Builder, a: KDA) -> None:
-    """Kimi delta attention: projections, short convolution and a state read and written once."""
+    """Kimi delta attention: projections, short convolution and a state read and written once.
+
+    FLOPs a token and head: prefill arXiv 2510.26692, equation 13 (chunk C: 6 d^2 + 3 C d + C^2);
+    decode about 7 d^2, our count of the state update and read-out.
+    """
     h, cache = b.model.shape.hidden_size, b.precision.cache
     assert cache.state_value_bytes is not None and cache.conv_value_bytes is not None
     width, d = a.heads * a.head_dim, a.head_dim

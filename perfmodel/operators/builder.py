@@ -1,4 +1,8 @@
-"""Collects the operators of one step: family formulas bound to dims and step symbols."""
+"""Collects the operators of one step: family formulas bound to dims and step symbols.
+
+The kernels counted per operator are ours: what an engine launches for it, chosen with the measured
+times of whole modules in view (docs/validation.md says what that makes of the comparison).
+"""
 
 from __future__ import annotations
 
@@ -127,7 +131,6 @@ class Builder:
         kernels: int = 1,
         tokens: Any = None,
         extra_params: int = 0,
-        active: bool = True,
     ) -> None:
         """A projection n_in -> n_out (per group); its weights are split `shards` ways."""
         w = self.precision.weight(tensor_class)
@@ -153,7 +156,7 @@ class Builder:
             params=params,
             bytes_per_param=w.bytes_per_value,
             resident=shards,
-            active_params=params if active else 0,
+            active_params=params,
         )
 
     def elementwise(self, name: str, values: Any, *, flops: Any = 0, kernels: int = 1) -> None:
