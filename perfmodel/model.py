@@ -111,6 +111,35 @@ class KDA(Section):
     chunk: Dim
 
 
+class GQA(Section):
+    """Grouped-query attention: full, or over a sliding `window`; sinks and norms are not counted."""
+
+    type: Literal["gqa"]
+    heads: Dim
+    kv_heads: Dim
+    head_dim: Dim
+    window: Dim | None = None
+    output_gate: StrictBool = False
+
+    @model_validator(mode="after")
+    def _whole_groups(self) -> GQA:
+        if self.heads % self.kv_heads:
+            raise ValueError(f"kv_heads {self.kv_heads} does not divide heads {self.heads}")
+        return self
+
+
+class GatedDelta(Section):
+    """Gated DeltaNet: a constant recurrent state per value head and a short convolution."""
+
+    type: Literal["gated_delta"]
+    heads: Dim  # value heads, which hold the state
+    key_heads: Dim
+    key_dim: Dim
+    value_dim: Dim
+    conv_kernel: Dim
+    chunk: Dim
+
+
 class MoE(Section):
     """Routed experts, shared experts and (where `latent_dim` is set) latent projections."""
 
@@ -138,7 +167,9 @@ class Dense(Section):
     intermediate: Dim
 
 
-Attention = Annotated[CompressedAttention | MLA | KDA, Field(discriminator="type")]
+Attention = Annotated[
+    CompressedAttention | MLA | KDA | GQA | GatedDelta, Field(discriminator="type")
+]
 FeedForward = Annotated[MoE | Dense, Field(discriminator="type")]
 
 
@@ -190,6 +221,7 @@ class Precision(Section):
     activations: dict[str, FormatName]
     cache: Cache
     without_fp4: str | None = None  # of `native`: the precision that chips without FP4 run
+    labels: list[Text] = []  # what benchmark rows call it
 
     @model_validator(mode="after")
     def _defaults(self) -> Precision:
@@ -204,14 +236,21 @@ class Precision(Section):
         return self
 
     def weight(self, tensor_class: str) -> Format:
-        return FORMATS[self.weights.get(tensor_class, self.weights["default"])]
+        return FORMATS[_of_class(self.weights, tensor_class)]
 
     def activation(self, tensor_class: str) -> Format:
-        return FORMATS[self.activations.get(tensor_class, self.activations["default"])]
+        return FORMATS[_of_class(self.activations, tensor_class)]
+
+
+def _of_class(table: dict[str, str], tensor_class: str) -> str:
+    """A class's format; the attention output has its own in some checkpoints, else attention's."""
+    if tensor_class == "attention_out" and tensor_class not in table:
+        tensor_class = "attention"
+    return table.get(tensor_class, table["default"])
 
 
 TENSOR_CLASSES = frozenset(
-    {"experts", "shared", "dense", "attention", "compressor", "indexer", "router", "latent"}
+    {"experts", "shared", "dense", "attention", "attention_out", "compressor", "indexer", "router", "latent"}
     | {"head", "embedding", "residual", "vision", "draft_projection"}
 )
 
@@ -262,6 +301,7 @@ class Model(BaseModel):
     summary: Text
     date: Date | None = None
     notes: list[Text] = []
+    also: list[Text] = []  # other names of the same shape, as Hugging Face writes them
     sources: dict[str, str]
     published: Published
     shape: Shape
@@ -290,7 +330,7 @@ class Model(BaseModel):
                 f"{self.shape.layers}"
             )
         indexed = [n for n, a in self.attention.items() if getattr(a, "indexer", None)]
-        recurrent = [n for n, a in self.attention.items() if isinstance(a, KDA)]
+        recurrent = [n for n, a in self.attention.items() if isinstance(a, KDA | GatedDelta)]
         for n, p in self.precision.items():
             for key, users in (
                 ("index_key_bytes", indexed),

@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 
 from perfmodel.errors import InputError
 from perfmodel.hardware import System
-from perfmodel.model import MLA, CompressedAttention, Model, MoE
+from perfmodel.model import GQA, MLA, CompressedAttention, Model, MoE
 
 
 @dataclass(frozen=True)
@@ -98,6 +98,11 @@ class Plan:
             if heads % self.tp:
                 raise InputError(
                     f"plan tp: {self.tp} does not divide the {heads} heads of {model.id} {name}"
+                )
+            if self.dcp > 1 and isinstance(model.attention[name], GQA):
+                raise InputError(
+                    f"plan dcp: {self.dcp} for {model.id}, whose {name} layers keep one cache per "
+                    "KV head; expected 1 (decode context parallel is modelled for latent caches)"
                 )
         for name in [*model.ffn_counts(), *(f for _, _, f in drafted)]:
             f = model.ffn[name]

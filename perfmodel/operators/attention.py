@@ -1,10 +1,12 @@
-"""Attention kinds: DeepSeek V4 compressed attention, MLA (dense or sparse) and Kimi delta."""
+"""Attention kinds: V4 compressed, MLA (dense or sparse), grouped-query, and two delta rules."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import sympy as sp
 
-from perfmodel.model import KDA, MLA, CompressedAttention
+from perfmodel.model import GQA, KDA, MLA, CompressedAttention, GatedDelta
 from perfmodel.operators import families as fam
 from perfmodel.operators.builder import DCP, SEQS, TP, Builder, T
 from perfmodel.symbolic import smaller
@@ -85,7 +87,9 @@ def mla(b: Builder, a: MLA) -> None:
     _core(b, a.heads, *dims, attended, read, kernels=2)
     if a.output_gate:
         b.linear("gate", "attention", h, a.heads * a.v_dim, shards=TP, kernels=2)
-    b.linear("o", "attention", a.heads * a.v_dim, h, shards=TP, kernels=2)
+    b.linear(
+        "o", "attention", a.heads * a.v_dim, h, shards=TP, kernels=2, stored_as="attention_out"
+    )
     b.all_reduce("all_reduce", h)
     b.cache("kv", stored, DCP)
 
@@ -120,15 +124,74 @@ def kda(b: Builder, a: KDA) -> None:
         kernels=2,
     )
     b.elementwise("norm+gate", 3 * width / TP)
-    b.linear("o", "attention", width, h, shards=TP)
+    b.linear("o", "attention", width, h, shards=TP, stored_as="attention_out")
+    b.all_reduce("all_reduce", h)
+    b.cache("state", sp.Float(state) + sp.Float(conv), TP)
+
+
+def gqa(b: Builder, a: GQA) -> None:
+    """Grouped-query attention; a rank holds its share of the KV heads, at least one of them."""
+    h, cache = b.model.shape.hidden_size, b.precision.cache
+    held = smaller(TP, a.kv_heads)  # beyond as many ranks the KV heads are replicated
+    q = a.heads * a.head_dim * (2 if a.output_gate else 1)
+    kv = 2 * a.kv_heads * a.head_dim
+    b.linear("qkv", "attention", h, q + kv, shards=(q + kv) / (q / TP + kv / held))
+    b.elementwise("norm+rope", 2 * h + 2 * (a.heads * a.head_dim / TP + kv / held), kernels=2)
+    attended, read = b.mean_context(), b.last_context()
+    stored: sp.Expr = T * cache.entry_bytes
+    if a.window:
+        attended, stored = b.mean_capped(a.window, 1), smaller(a.window, T) * cache.entry_bytes
+        if b.decode:
+            read = smaller(a.window, T)
+    _core(b, a.heads, a.head_dim, a.head_dim, attended, read, kernels=2, held=held)
+    if a.output_gate:
+        b.elementwise("gate", 3 * a.heads * a.head_dim / TP)
+    b.linear("o", "attention", a.heads * a.head_dim, h, shards=TP, stored_as="attention_out")
+    b.all_reduce("all_reduce", h)
+    b.cache("kv", stored, held)
+
+
+def gated_delta(b: Builder, a: GatedDelta) -> None:
+    """Gated DeltaNet: as KDA with one decay a head and fewer key heads than value heads.
+
+    FLOPs a token and head as in `kda`, with d^2 = key_dim x value_dim.
+    """
+    h, cache = b.model.shape.hidden_size, b.precision.cache
+    assert cache.state_value_bytes is not None and cache.conv_value_bytes is not None
+    keys, values = a.key_heads * a.key_dim, a.heads * a.value_dim
+    mixed = 2 * keys + values  # channels of the convolution: queries, keys, values
+    b.linear(
+        "qkv+gate", "attention", h, mixed + values, shards=TP, extra_params=mixed * a.conv_kernel
+    )
+    b.linear("decay+beta", "attention", h, 2 * a.heads, shards=TP)
+    b.elementwise("conv", 2 * mixed / TP)
+    square = a.key_dim * a.value_dim
+    state = a.heads * square * cache.state_value_bytes
+    conv = (a.conv_kernel - 1) * mixed * cache.conv_value_bytes
+    per_token = 7 * square if b.decode else 6 * square + 3 * a.chunk * a.key_dim + a.chunk**2
+    b.add(
+        "core",
+        fam.DELTA_RULE,
+        dict(
+            m=b.tokens, b=SEQS, H=a.heads, s=TP, f=per_token, y=state + conv,
+            n_act=mixed + 2 * values, a=2,
+        ),
+        rate="bf16",
+        compute_class=b.attention_class(),
+        memory_class="stream",
+        kernels=2,
+    )  # fmt: skip
+    b.elementwise("norm+gate", 3 * values / TP)
+    b.linear("o", "attention", values, h, shards=TP, stored_as="attention_out")
     b.all_reduce("all_reduce", h)
     b.cache("state", sp.Float(state) + sp.Float(conv), TP)
 
 
 def _core(
-    b: Builder, heads: int, d_qk: int, d_v: int, attended: sp.Expr, read: sp.Expr, kernels: int
-) -> None:
-    """The softmax core. Latent KV is one head: replicated over TP, split only by DCP.
+    b: Builder, heads: int, d_qk: int, d_v: int, attended: sp.Expr, read: sp.Expr, kernels: int,
+    held: Any = 1,
+) -> None:  # fmt: skip
+    """The softmax core. Latent KV is one head: replicated over TP, split only by DCP (`held` 1).
 
     A decode-context-parallel rank holds 1/dcp of the context and dcp times its heads, so its
     FLOPs stay the same; queries are gathered and partial outputs merged over the dcp group.
@@ -139,7 +202,7 @@ def _core(
         fam.ATTENTION,
         dict(
             m=b.tokens, b=SEQS, H=heads, s=TP, A=attended, d_qk=d_qk, d_v=d_v, R=read,
-            e=cache.entry_bytes, dcp=DCP, a=2,
+            e=cache.entry_bytes / held, dcp=DCP, a=2,
         ),
         rate=cache.attention_rate,
         compute_class=b.attention_class(),
@@ -167,4 +230,10 @@ def _indexer(b: Builder, heads: int, dim: int, mean: sp.Expr, last: sp.Expr) -> 
     )  # fmt: skip
 
 
-KINDS = {CompressedAttention: compressed, MLA: mla, KDA: kda}
+KINDS = {
+    CompressedAttention: compressed,
+    MLA: mla,
+    KDA: kda,
+    GQA: gqa,
+    GatedDelta: gated_delta,
+}

@@ -131,10 +131,14 @@ class Builder:
         kernels: int = 1,
         tokens: Any = None,
         extra_params: int = 0,
+        stored_as: str | None = None,
     ) -> None:
-        """A projection n_in -> n_out (per group); its weights are split `shards` ways."""
-        w = self.precision.weight(tensor_class)
-        a = self.precision.activation(tensor_class)
+        """A projection n_in -> n_out (per group); its weights are split `shards` ways.
+
+        `stored_as` names the class whose number format they have, where it is another's.
+        """
+        w = self.precision.weight(stored_as or tensor_class)
+        a = self.precision.activation(stored_as or tensor_class)
         params = groups * n_in * n_out + extra_params
         self.add(
             name,
