@@ -2,86 +2,64 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
 from perfmodel import catalog
 from perfmodel import explain as _explain
+from perfmodel.bands import Band
+from perfmodel.bands import band as find_band
+from perfmodel.engine import Engine
 from perfmodel.errors import DoesNotFit, InputError
 from perfmodel.explain import Explanation, key_equations
 from perfmodel.hardware import System
 from perfmodel.model import Model
 from perfmodel.operators.builder import Op
-from perfmodel.paths import data_dir
-from perfmodel.plan import Plan, stage_layers
+from perfmodel.plan import Plan
 from perfmodel.plan import plans as _plans
-from perfmodel.precision import FORMATS
-from perfmodel.roofline import MODES, machine_numbers
-from perfmodel.step import StepChain, step_chain
+from perfmodel.request import (
+    BOUNDS,
+    OVERLAPS,
+    PHASES,
+    POWER_BASES,
+    PRICE_BASES,
+    Run,
+    as_model,
+    as_system,
+    check_plan,
+    layout,
+    list_engines,
+    list_models,
+    load_engine,
+    load_model,
+    load_system,
+    prepare,
+    whole,
+)
+from perfmodel.roofline import MODES
+from perfmodel.step import StepChain
 from perfmodel.symbolic import evaluate
-
-POWER_BASES = {
-    "chip": "chip TDP",
-    "rack_it": "rack IT power",
-    "all_in": "all-in utility power (SemiAnalysis registry, September 2026)",
-    "all_in_old": "all-in utility power (SemiAnalysis registry, April 2026)",
-}
-PRICE_BASES = {
-    "owned": "owned by a hyperscaler, 4-year life",
-    "neocloud": "owned by a neocloud",
-    "rental": "3-year rental",
-}
-PHASES = ("decode", "prefill")
-BOUNDS = ("compute", "memory", "link", "floor")
-
-
-def list_models() -> list[str]:
-    return sorted(p.stem for p in data_dir("models").glob("*.toml"))
 
 
 def list_systems() -> list[str]:
     return catalog.list_systems()
 
 
-def load_model(model: str) -> Model:
-    """The model card with this id, or of this path. Raises InputError, CardError."""
-    return catalog.load_card(Model, model, data_dir("models"), "model")
-
-
-def load_system(system: str) -> System:
-    """The machine card with this id, or of this path. Raises InputError, CardError."""
-    return catalog.load_system(system)
-
-
 def plans(model: str | Model, system: str | System, max_gpus: int | None = None) -> list[Plan]:
     """Every plan that makes sense for this model on this system (fitting or not)."""
-    return _plans(_model(model), _system(system), max_gpus)
+    return _plans(as_model(model), as_system(system), max_gpus)
 
 
 def precisions(model: str | Model) -> list[str]:
     """The precisions on the model's card; every call also takes "auto"."""
-    return list(_model(model).precision)
+    return list(as_model(model).precision)
 
 
 def drafts(model: str | Model) -> list[str]:
-    return list(_model(model).draft)
-
-
-def _model(m: str | Model) -> Model:
-    return m if isinstance(m, Model) else load_model(m)
-
-
-def _system(s: str | System) -> System:
-    return s if isinstance(s, System) else load_system(s)
-
-
-@lru_cache(maxsize=1)
-def _assumptions() -> dict[str, catalog.Quantity]:
-    return catalog.read_quantities(data_dir("models").parent / "assumptions.toml", "values")
+    return list(as_model(model).draft)
 
 
 @dataclass(frozen=True)
@@ -123,6 +101,8 @@ class Estimate:
     plan: Plan
     phase: str
     mode: str
+    engine: str
+    overlap: str
     precision: str
     batch: int
     context_tokens: int
@@ -142,6 +122,7 @@ class Estimate:
     price_basis: str
     usd_per_mtok: float | None
     bound: str
+    band: Band | None
     memory: list[MemoryLine]
     memory_bytes: float
     capacity_bytes: float
@@ -158,203 +139,10 @@ class Estimate:
         d = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in hidden}
         for k in ("memory", "operators"):
             d[k] = [asdict(x) for x in d[k]]
+        d["band"] = asdict(self.band) if self.band else None
         d["plan"] = {**asdict(self.plan), "label": self.plan.label, "gpus": self.plan.gpus}
         d["plan"]["ep"], d["plan"]["etp"] = self.plan.experts
         return d
-
-
-@dataclass(frozen=True)
-class _Run:
-    """A checked request: the chain and every scalar input with its source."""
-
-    model: Model
-    system: System
-    precision: str
-    step: StepChain
-    inputs: dict[str, Any]
-    sources: dict[str, str]
-    draft: str | None
-    acceptance: float
-    notes: tuple[str, ...]
-    capacity: float
-    has_price: bool
-
-
-def _choice(name: str, value: str, allowed: Any) -> None:
-    if value not in allowed:
-        raise InputError(f"{name}: {value!r} is not one of {', '.join(allowed) or 'none'}")
-
-
-def whole(name: str, value: Any, low: int, high: int) -> int:
-    """`value` as an int in low .. high; raises InputError naming the field."""
-    ok = isinstance(value, int | np.integer) or (isinstance(value, float) and value.is_integer())
-    if isinstance(value, bool) or not ok or not low <= value <= high:
-        raise InputError(f"{name}: {value!r} is not a whole number from {low:,} to {high:,}")
-    return int(value)
-
-
-def _prepare(
-    model: str | Model,
-    system: str | System,
-    *,
-    phase: str,
-    new_tokens: int,
-    precision: str,
-    mode: str,
-    draft: str | None,
-    draft_tokens: int,
-    acceptance_length: float | None,
-    power_basis: str,
-    price_basis: str,
-) -> _Run:
-    m, s = _model(model), _system(system)
-    _choice("phase", phase, PHASES)
-    _choice("mode", mode, tuple(MODES))
-    _choice("precision", precision, ("auto", *m.precision))
-    _choice("power_basis", power_basis, tuple(POWER_BASES))
-    _choice("price_basis", price_basis, tuple(PRICE_BASES))
-    draft_tokens = whole("draft_tokens", draft_tokens, 0, 32)
-    new_tokens = whole("new_tokens", new_tokens, 1, m.shape.context_tokens)
-    if phase == "decode" and new_tokens != 1:
-        raise InputError(
-            f"new_tokens: {new_tokens} in decode; expected 1 (draft_tokens sets speculation)"
-        )
-    draft, acceptance, notes = _speculation(m, phase, draft, draft_tokens, acceptance_length)
-    precision = _precision(m, s, precision, notes)
-    machine = machine_numbers(s, mode)
-    inputs: dict[str, Any] = {k: v for k, (v, _) in machine.items()}
-    sources = {k: src for k, (_, src) in machine.items()}
-    assume = _assumptions()
-    for name, key in (
-        ("phi", f"imbalance_{phase}"),
-        ("workspace", "workspace"),
-        ("n_live", "live_vectors"),
-    ):
-        inputs[name], sources[name] = assume[key].value, assume[key].source
-    if mode == "speed-of-light":
-        inputs["phi"] = 1.0
-    inputs["A"] = acceptance
-    inputs["q"] = float(new_tokens if phase == "prefill" else 1 + draft_tokens)
-    power = getattr(s.power, power_basis, None)
-    if power is None:
-        raise InputError(f"power_basis: {s.id} has no {power_basis!r} power on its card")
-    inputs["P_gpu"], sources["P_gpu"] = power.value, f"{power.source} [{power.kind}]"
-    price = getattr(s.price, price_basis, None)
-    inputs["c_gpu"] = price.value / 3600 if price is not None else float("nan")
-    sources["c_gpu"] = f"{price.source} [{price.kind}]" if price is not None else "not on the card"
-    if mode != "speed-of-light":
-        if any(
-            q.kind == "estimate" and "borrow" in q.source.lower() for q in s.quantities().values()
-        ):
-            notes.append(
-                f"extrapolated: {s.id} has no kernel measurements; it borrows efficiencies"
-            )
-        notes.append(
-            "calibrated constants: medians of published kernels; kernel floor and tile rows come "
-            "from serving rows of other models"
-        )
-    if s.profile != "as sold":
-        notes.append(f"machine profile: {s.profile}")
-    chain = step_chain_for(m, precision, phase, draft)
-    return _Run(
-        m, s, precision, chain, inputs, sources, draft, acceptance, tuple(notes),
-        s.memory.capacity.value, price is not None,
-    )  # fmt: skip
-
-
-def _check_plan(plan: Any, run: _Run) -> None:
-    if not isinstance(plan, Plan):
-        raise InputError(f"plan: {plan!r} is not a Plan; write Plan(tp=8) or Plan.parse('tp=8')")
-    plan.check(run.model, run.system, run.draft)
-
-
-def _precision(m: Model, s: System, precision: str, notes: list[str]) -> str:
-    """The named precision; `auto` is native, or what the card names for chips without FP4."""
-    other = m.precision["native"].without_fp4
-    if precision == "auto" and s.chip.peak_fp4 is None and other is not None:
-        notes.append(f"precision {other}: {s.id} has no FP4 (automatic choice)")
-        return other
-    precision = "native" if precision == "auto" else precision
-    if s.chip.peak_fp4 is None:
-        p = m.precision[precision]
-        instead = f"; precision {other!r} is what it would run" if other else ""
-        if p.cache.index_rate == "fp4":
-            notes.append(
-                f"{s.id} has no FP4: precision {precision!r} keeps FP4 index keys, which its "
-                f"kernels lack{instead}"
-            )
-        if any(FORMATS[f].rate == "fp4" for f in p.activations.values()):
-            notes.append(
-                f"{s.id} has no FP4: the FP4 products of precision {precision!r} run at the next "
-                "wider rate"
-            )
-    return precision
-
-
-def _speculation(
-    m: Model, phase: str, draft: str | None, draft_tokens: int, acceptance_length: float | None
-) -> tuple[str | None, float, list[str]]:
-    """(draft name, acceptance length, notes). `draft` None takes the checkpoint's own first."""
-    if draft_tokens and phase == "prefill":
-        raise InputError(f"draft_tokens: {draft_tokens} in prefill; expected 0 (drafts decode)")
-    if draft is not None and not m.draft:
-        raise InputError(f"draft: {draft!r}, but {m.id} has no draft on its card")
-    if draft is not None:
-        _choice("draft", draft, tuple(m.draft))
-    if draft_tokens == 0:
-        if draft is not None:
-            raise InputError(f"draft: {draft!r} without draft_tokens; expected draft_tokens > 0")
-        if acceptance_length not in (None, 1, 1.0):
-            raise InputError(
-                f"acceptance_length: {acceptance_length} without draft_tokens; expected none or 1"
-            )
-        return None, 1.0, []
-    if not m.draft:
-        raise InputError(f"draft_tokens: {m.id} has no draft head on its card; expected 0")
-    name = draft or next((n for n, d in m.draft.items() if d.in_checkpoint), next(iter(m.draft)))
-    d = m.draft[name]
-    if draft_tokens > d.max_tokens:
-        raise InputError(f"draft_tokens: {draft_tokens} is more than the {d.max_tokens} of {name}")
-    if acceptance_length is None:
-        length = d.acceptance.get(str(draft_tokens))
-        if length is None:
-            raise InputError(
-                f"acceptance_length: the card has none for {draft_tokens} draft tokens of {name}; "
-                "give one"
-            )
-        return name, length, [f"acceptance length {length} for draft {name}: {d.source}"]
-    number = isinstance(acceptance_length, int | float | np.number)
-    if isinstance(acceptance_length, bool) or not number:
-        raise InputError(f"acceptance_length: {acceptance_length!r} is not a number")
-    if not 1 <= acceptance_length <= draft_tokens + 1:
-        raise InputError(
-            f"acceptance_length: {acceptance_length} must lie in 1 .. draft_tokens + 1 = "
-            f"{draft_tokens + 1} (it counts the bonus token)"
-        )
-    return name, float(acceptance_length), []
-
-
-_chains: dict[tuple[int, str, str, str | None], tuple[Model, StepChain]] = {}
-
-
-def step_chain_for(m: Model, precision: str, phase: str, draft: str | None) -> StepChain:
-    """The step chain, cached per model object (which holds tables and has no hash).
-
-    The entry keeps its model alive, so that the id cannot come back as another model's.
-    """
-    key = (id(m), precision, phase, draft)
-    if key not in _chains:
-        if len(_chains) > 64:
-            _chains.clear()
-        _chains[key] = (m, step_chain(m, precision, phase, draft))
-    return _chains[key][1]
-
-
-def _layout(plan: Plan, model: Model) -> dict[str, float]:
-    ep, etp = plan.experts
-    sizes = dict(tp=plan.tp, dp=plan.dp, pp=plan.pp, ep=ep, etp=etp, dcp=plan.dcp)
-    sizes |= {f"L_{k}": n for k, n in stage_layers(model, plan.pp).items()}
-    return {k: float(v) for k, v in sizes.items()}
 
 
 def estimate(
@@ -368,6 +156,8 @@ def estimate(
     new_tokens: int = 1,
     precision: str = "auto",
     mode: str = "calibrated",
+    engine: str | Engine = "typical",
+    overlap: str = "none",
     draft: str | None = None,
     draft_tokens: int = 0,
     acceptance_length: float | None = None,
@@ -380,12 +170,12 @@ def estimate(
     prefill: `batch` prompts, each with `new_tokens` computed after `context_tokens` cached ones.
     Raises InputError for bad input and DoesNotFit (with the arithmetic) when memory is short.
     """
-    run = _prepare(
+    run = prepare(
         model, system, phase=phase, new_tokens=new_tokens, precision=precision, mode=mode,
-        draft=draft, draft_tokens=draft_tokens, acceptance_length=acceptance_length,
+        engine=engine, overlap=overlap, draft=draft, draft_tokens=draft_tokens, acceptance_length=acceptance_length,
         power_basis=power_basis, price_basis=price_basis,
     )  # fmt: skip
-    _check_plan(plan, run)
+    check_plan(plan, run)
     batch = whole("batch", batch, 1, 10**7)
     limit = run.model.shape.context_tokens
     context_tokens = whole("context_tokens", context_tokens, 1 if phase == "decode" else 0, limit)
@@ -396,7 +186,7 @@ def estimate(
         )
     inputs = {
         **run.inputs,
-        **_layout(plan, run.model),
+        **layout(plan, run.model),
         "B": float(batch),
         "T": float(context_tokens),
     }
@@ -406,7 +196,8 @@ def estimate(
     lines = [x for x in lines if x.time_s > 0 or x.flops > 0]
     return Estimate(
         model_id=run.model.id, system_id=run.system.id, plan=plan, phase=phase, mode=mode,
-        precision=run.precision, batch=batch, context_tokens=context_tokens, new_tokens=new_tokens,
+        engine=run.engine.id, overlap=overlap, precision=run.precision, batch=batch,
+        context_tokens=context_tokens, new_tokens=new_tokens,
         draft=run.draft, draft_tokens=draft_tokens if run.draft else 0,
         acceptance_length=run.acceptance, gpus=plan.gpus,
         step_time_s=v["step_time"], tpot_s=v.get("tpot"),
@@ -414,25 +205,47 @@ def estimate(
         throughput_tok_s_gpu=v["throughput_gpu"], throughput_tok_s_mw=v["throughput_mw"],
         power_basis=power_basis, power_w=inputs["P_gpu"] * plan.gpus, price_basis=price_basis,
         usd_per_mtok=v["usd_per_mtok"] if run.has_price else None,
-        bound=_bound(v), memory=_memory_lines(run, v), memory_bytes=v["memory"],
+        bound=_bound(v), band=_band(run, phase, mode, batch, context_tokens, new_tokens, plan),
+        memory=_memory_lines(run, v), memory_bytes=v["memory"],
         capacity_bytes=run.capacity, operators=lines,
         outside_operators_s=v["step_time"] - v["t_through"], notes=list(run.notes),
         values={**inputs, **v}, sources=run.sources, step=run.step,
     )  # fmt: skip
 
 
+def _band(
+    run: Run, phase: str, mode: str, batch: int, context: int, new_tokens: int, plan: Plan
+) -> Band | None:
+    """How far measured rows of this kind lie from predictions; none at the speed of light.
+
+    A decode step takes the TPOT of aggregated serving, a prefill the TTFT of lightly loaded one.
+    """
+    if mode == "speed-of-light":
+        return None
+    decode = phase == "decode"
+    return find_band(
+        "tpot" if decode else "ttft",
+        mode="agg",
+        concurrency=batch if decode else 1,
+        model=run.model.id,
+        chip=run.system.id,
+        context_tokens=context + new_tokens,
+        gpus=plan.gpus,
+    )
+
+
 def _bound(v: dict[str, float]) -> str:
     return max(BOUNDS, key=lambda k: v[f"sum_{k}"])
 
 
-def _memory_lines(run: _Run, v: dict[str, float]) -> list[MemoryLine]:
+def _memory_lines(run: Run, v: dict[str, float]) -> list[MemoryLine]:
     defs = run.step.chain.defs
     return [
         MemoryLine(defs[n][0].doc, v[n]) for n in defs if n.startswith("mem_") and v.get(n, 0) > 0
     ]
 
 
-def _refuse(run: _Run, plan: Plan, batch: int, context: int, v: dict[str, float]) -> None:
+def _refuse(run: Run, plan: Plan, batch: int, context: int, v: dict[str, float]) -> None:
     if v["memory"] <= run.capacity:
         return
     rows = "\n".join(f"  {x.name:<40}{x.bytes / 1e9:10.2f} GB" for x in _memory_lines(run, v))
@@ -455,7 +268,7 @@ def _costs(op: Op, known: dict[str, float]) -> dict[str, float]:
     return {k: float(x) for k, x in op.formulas.compile()(**bound).items()}
 
 
-def _line(run: _Run, op: Op, key: str, inputs: dict[str, Any], v: dict[str, float]) -> OperatorLine:
+def _line(run: Run, op: Op, key: str, inputs: dict[str, Any], v: dict[str, float]) -> OperatorLine:
     known = {**inputs, **v}
     n = evaluate(op.count, known)
     costs = _costs(op, known)
@@ -520,6 +333,8 @@ def sweep(
     new_tokens: int = 1,
     precision: str = "auto",
     mode: str = "calibrated",
+    engine: str | Engine = "typical",
+    overlap: str = "none",
     draft: str | None = None,
     draft_tokens: int = 0,
     acceptance_length: float | None = None,
@@ -530,16 +345,16 @@ def sweep(
 
     Nothing is refused for memory: column `fits` says so. Raises InputError for bad input.
     """
-    run = _prepare(
+    run = prepare(
         model, system, phase=phase, new_tokens=new_tokens, precision=precision, mode=mode,
-        draft=draft, draft_tokens=draft_tokens, acceptance_length=acceptance_length,
+        engine=engine, overlap=overlap, draft=draft, draft_tokens=draft_tokens, acceptance_length=acceptance_length,
         power_basis=power_basis, price_basis=price_basis,
     )  # fmt: skip
-    _check_plan(plan, run)
+    check_plan(plan, run)
     return _columns(run, plan, *_points(run, batch, context_tokens))
 
 
-def _points(run: _Run, batch: Any, context: Any) -> tuple[np.ndarray, np.ndarray]:
+def _points(run: Run, batch: Any, context: Any) -> tuple[np.ndarray, np.ndarray]:
     columns = []
     for name, x in (("batch", batch), ("context_tokens", context)):
         try:
@@ -565,18 +380,18 @@ def _points(run: _Run, batch: Any, context: Any) -> tuple[np.ndarray, np.ndarray
     return b, t
 
 
-def _columns(run: _Run, plan: Plan, b: np.ndarray, t: np.ndarray) -> dict[str, np.ndarray]:
+def _columns(run: Run, plan: Plan, b: np.ndarray, t: np.ndarray) -> dict[str, np.ndarray]:
     f = run.step.chain.compile_columns(_outputs(run), ("B", "T"))
-    v = _evaluate(f, {**run.inputs, **_layout(plan, run.model), "B": b, "T": t}, b.size)
+    v = _evaluate(f, {**run.inputs, **layout(plan, run.model), "B": b, "T": t}, b.size)
     return _result(run, v, b, t)
 
 
-def _outputs(run: _Run) -> tuple[str, ...]:
+def _outputs(run: Run) -> tuple[str, ...]:
     return tuple(n for n in SWEEP if n in run.step.chain.defs)
 
 
 def _result(
-    run: _Run, v: dict[str, np.ndarray], b: np.ndarray, t: np.ndarray
+    run: Run, v: dict[str, np.ndarray], b: np.ndarray, t: np.ndarray
 ) -> dict[str, np.ndarray]:
     """The columns that `sweep` and `best` return, from the chain's outputs `v`."""
     sums = np.stack([v[f"sum_{k}"] for k in BOUNDS])
@@ -596,6 +411,8 @@ def best(
     max_gpus: int | None = None,
     precision: str = "auto",
     mode: str = "calibrated",
+    engine: str | Engine = "typical",
+    overlap: str = "none",
     draft: str | None = None,
     draft_tokens: int = 0,
     acceptance_length: float | None = None,
@@ -605,17 +422,17 @@ def best(
     """Decode points on the Pareto front of interactivity against throughput per MW.
 
     Searches every plan of `plans` with each batch in `batch`, the list of
-    instance batches tried. Columns as `sweep`, plus `plan` (label) and `gpus`; sorted by
-    interactivity. Raises DoesNotFit when no plan fits at any batch.
+    instance batches tried. Columns as `sweep`, plus `plan` (label), `gpus` and
+    those of `curve_band`; sorted by interactivity. Raises DoesNotFit when no plan fits at any batch.
     """
-    run = _prepare(
+    run = prepare(
         model, system, phase="decode", new_tokens=1, precision=precision, mode=mode,
-        draft=draft, draft_tokens=draft_tokens, acceptance_length=acceptance_length,
+        engine=engine, overlap=overlap, draft=draft, draft_tokens=draft_tokens, acceptance_length=acceptance_length,
         power_basis=power_basis, price_basis=price_basis,
     )  # fmt: skip
     candidates = _plans(run.model, run.system, max_gpus, run.draft)
     b, t = _points(run, batch, context_tokens)
-    layouts = [_layout(p, run.model) for p in candidates]
+    layouts = [layout(p, run.model) for p in candidates]
     index = np.repeat(np.arange(len(candidates)), b.size)
     inputs = {**run.inputs, "B": np.tile(b, len(candidates)), "T": np.tile(t, len(candidates))}
     for k in layouts[0]:
@@ -639,6 +456,41 @@ def best(
     out = _result(run, {k: a[rows] for k, a in v.items()}, inputs["B"][rows], inputs["T"][rows])
     out["plan"] = np.asarray([p.label for p in candidates])[index[rows]]
     out["gpus"] = np.asarray([p.gpus for p in candidates])[index[rows]]
+    return out | curve_band(run.model, run.system, out, mode)
+
+
+def curve_band(
+    model: str | Model, system: str | System, columns: Mapping[str, Any], mode: str = "calibrated"
+) -> dict[str, np.ndarray]:
+    """Where 90 % of measured rows of this kind would put a curve, at each of its interactivities.
+
+    columns: those of `sweep` or `best` for decode, with `gpus` or not. A TPOT that is r times as
+    long divides interactivity and throughput by r, so each edge is the curve moved along both axes,
+    read at the curve's own interactivities: `throughput_tok_s_mw_low` and `_high`, nan beyond the
+    edge's ends, and everywhere at the speed of light.
+    """
+    m, s = as_model(model), as_system(system)
+    x = np.asarray(columns["interactivity_tok_s_user"], float)
+    y = np.asarray(columns["throughput_tok_s_mw"], float)
+    out = {f"throughput_tok_s_mw_{k}": np.full(x.size, np.nan) for k in ("low", "high")}
+    if mode == "speed-of-light" or not x.size:
+        return out
+    gpus = np.broadcast_to(np.asarray(columns.get("gpus", 1)), x.shape)
+    found = [
+        find_band(
+            "tpot", mode="agg", concurrency=float(b), model=m.id, chip=s.id,
+            context_tokens=float(t), gpus=int(g),
+        )
+        for b, t, g in zip(columns["batch"], columns["context_tokens"], gpus, strict=True)
+    ]  # fmt: skip
+    for name, ratio in (
+        ("low", np.array([b.high for b in found])),
+        ("high", np.array([b.low for b in found])),
+    ):
+        order = np.argsort(x / ratio)
+        out[f"throughput_tok_s_mw_{name}"] = np.interp(
+            x, (x / ratio)[order], (y / ratio)[order], left=np.nan, right=np.nan
+        )
     return out
 
 
@@ -656,8 +508,9 @@ def explain(e: Estimate, name: str) -> Explanation:
 
 
 __all__ = [
-    "BOUNDS", "Estimate", "Explanation", "MODES", "MemoryLine", "OperatorLine", "PHASES",
-    "POWER_BASES", "PRICE_BASES", "Plan", "best", "drafts", "estimate", "explain",
-    "explain_names", "key_equations", "list_models", "list_systems", "load_model",
-    "load_system", "plans", "precisions", "sweep",
+    "BOUNDS", "Estimate", "Explanation", "MODES", "MemoryLine", "OVERLAPS", "OperatorLine",
+    "PHASES",
+    "POWER_BASES", "PRICE_BASES", "Plan", "best", "curve_band", "drafts", "estimate", "explain",
+    "explain_names", "key_equations", "list_engines", "list_models", "list_systems",
+    "load_engine", "load_model", "load_system", "plans", "precisions", "sweep",
 ]  # fmt: skip

@@ -149,6 +149,8 @@ if TYPE_CHECKING:
     Whole: TypeAlias = Quantity
     Number: TypeAlias = Quantity
     Factor: TypeAlias = Quantity
+    Scale: TypeAlias = Quantity
+    Share: TypeAlias = Quantity
 else:
     # Upper bounds catch slips of a unit prefix; they are far beyond any real machine.
     Bytes = quantity_field("B", 1e6, 1e16, bits=False)
@@ -165,6 +167,8 @@ else:
     Whole = quantity_field("1", 1, 1e7, above=False, whole=True)
     Number = quantity_field("1", 0, 1e15, above=False)
     Factor = quantity_field("1", 1, 10, above=False)
+    Scale = quantity_field("1", 0, 10)
+    Share = quantity_field("1", 0, 1, above=False)
 
 
 def _printable(text: str) -> str:

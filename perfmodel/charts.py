@@ -75,13 +75,15 @@ def frontier_chart(
     log_y: bool = False,
     systems: Sequence[str] | None = None,
     interactive: bool = False,
+    bands: bool = False,
     description: str | None = None,
 ) -> Any:
     """Return the chart of throughput per megawatt against interactivity, one curve a system.
 
     Columns: system, plan, batch (sequences), interactivity_tok_s_user (tok/s/user),
     throughput_tok_s_mw (tok/s/MW) and bound.  `power_basis` says in words what counts as power and
-    stands in the axis title.  `systems` fixes order and colours.  `interactive` adds a click on the
+    stands in the axis title.  `bands` fills between the columns throughput_tok_s_mw_low and _high.
+    `systems` fixes order and colours.  `interactive` adds a click on the
     nearest point (selection "pick"), a ring on the point of the dataset "picked", and the
     signal "shown_systems" (the systems of the legend).
     """
@@ -122,6 +124,17 @@ def frontier_chart(
         tooltip=tip,
     )  # fmt: skip
     layers = [line, dots]
+    if bands:
+        layers = [
+            base.mark_area(opacity=0.14, clip=True, line=False).encode(
+                x=x,
+                y=alt.Y("throughput_tok_s_mw_low:Q", title=_y_title(power_basis)),
+                y2="throughput_tok_s_mw_high:Q",
+                color=alt.Color("system:N", scale=_scale(domain, COLOURS), legend=None),
+                order=alt.Order("interactivity_tok_s_user:Q"),
+            ),
+            *layers,
+        ]
     params = []
     if interactive:
         dots = dots.add_params(
@@ -136,7 +149,7 @@ def frontier_chart(
                 x=x, y=y, color=alt.Color("system:N", scale=_scale(domain, COLOURS), legend=None)
             )
         )
-        layers = [line, ring, dots]
+        layers = [*layers[:-1], ring, dots]
         params = [alt.param(name="shown_systems", value=domain or [])]
     chart = alt.layer(*layers).properties(width=width, height=height)
     if params:

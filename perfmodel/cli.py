@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from perfmodel import __version__
+from perfmodel import __version__, cli_evidence
 from perfmodel.errors import InputError, PerfModelError
 from perfmodel.text import fields, plain, si, table
 
@@ -98,6 +98,8 @@ def _parser() -> Parser:
     sub = command("hardware", _hardware, "List the systems, or every number of one.")
     sub.add_argument("id", nargs="?", metavar="SYSTEM", help="id or card file of a system")
 
+    cli_evidence.add(command)
+
     sub = command("report", _report, "Write a report.")
     sub.add_argument("name", nargs="?", metavar="NAME", help="name of the report")
     sub.add_argument("--list", action="store_true", help="list the reports")
@@ -134,6 +136,8 @@ def _add_point(sub: argparse.ArgumentParser) -> None:
         help="of the model (auto: what the chip runs)",
     )
     add("--mode", choices=MODES, default="calibrated", help="default: calibrated")
+    add("--engine", default="typical", metavar="NAME", help="trtllm, vllm, sglang (typical)")
+    add("--overlap", default="none", metavar="NAME", help="none, two-batch, fused (none)")
     add("--draft", metavar="NAME", help="draft of the model (the checkpoint's own)")
     add("--draft-tokens", type=count, default=0, metavar="N", help="speculative decoding (0: off)")
     add("--acceptance-length", type=finite, metavar="X", help="tokens a step yields")
@@ -162,6 +166,8 @@ def _point(args: argparse.Namespace) -> Any:
         new_tokens=args.new_tokens or 1,
         precision=args.precision,
         mode=args.mode,
+        engine=_engine(args.engine),
+        overlap=args.overlap,
         draft=args.draft,
         draft_tokens=args.draft_tokens,
         acceptance_length=args.acceptance_length,
@@ -186,6 +192,15 @@ def _system(name: str) -> Any:
     if not name.endswith(".toml"):
         _known("system", name, api.list_systems())
     return api.load_system(name)
+
+
+def _engine(name: str) -> Any:
+    """Load an engine by id or by the file of its card; raises InputError or CardError."""
+    from perfmodel import api
+
+    if not name.endswith(".toml"):
+        _known("engine", name, api.list_engines())
+    return api.load_engine(name)
 
 
 def _known(what: str, name: str, known: Iterable[str]) -> None:
@@ -221,6 +236,8 @@ def _metrics(e: Any) -> Iterator[tuple[str, str]]:
     prefill = f", {e.new_tokens:,} new tokens each" if e.phase == "prefill" else ""
     context = f"{e.context_tokens:,} tokens in cache"
     yield "Point", f"{e.phase}, batch {e.batch:,}, {context}{prefill}; {e.mode}"
+    overlap = "" if e.overlap == "none" else f", overlap {e.overlap}"
+    yield "Engine", f"{e.engine}{overlap}"
     if e.draft_tokens:
         length = f"{e.acceptance_length:g} tokens a step"
         yield "Draft", f"{e.draft}, {e.draft_tokens} draft tokens, {length}"
@@ -228,6 +245,8 @@ def _metrics(e: Any) -> Iterator[tuple[str, str]]:
     tokens = "uncached input tokens" if e.phase == "prefill" else "output tokens"
     if e.tpot_s is not None:
         yield "TPOT", f"{si(e.tpot_s, 's')}, {si(e.interactivity_tok_s_user)} tok/s/user"
+    if e.band is not None:
+        yield "  band", _band(e)
     yield (
         "Throughput",
         f"{si(e.throughput_tok_s)} tok/s, {si(e.throughput_tok_s_gpu)} tok/s/GPU ({tokens})",
@@ -239,6 +258,16 @@ def _metrics(e: Any) -> Iterator[tuple[str, str]]:
     else:
         yield "Cost", f"{e.usd_per_mtok:.4g} USD per million {tokens}"
         yield "  price", f"{e.price_basis}: {api.PRICE_BASES[e.price_basis]}"
+
+
+def _band(e: Any) -> str:
+    b = e.band
+    x = e.step_time_s if e.tpot_s is None else e.tpot_s
+    note = f"; extrapolated: {b.extrapolated}" if b.extrapolated else ""
+    return (
+        f"{si(x * b.low, 's')} to {si(x * b.high, 's')} ({b.metric.upper()} of 90 % of "
+        f"{b.rows} measured rows{note}); typical error {b.typical:.0f} %"
+    )
 
 
 def _memory(e: Any) -> str:

@@ -400,13 +400,14 @@ class Study:
             height=280 if len(self.systems) < 4 else 245,
             power_basis=self.power_basis.replace("_", "-").replace("all-in", "all-in power"),
             systems=list(fronts),
+            bands=self.mode == "calibrated",
         )
         show.figure(
             _annotated(chart.to_dict(), fronts, self.interactivity_target_tok_s_user),
             caption="Output tokens per second and megawatt against tokens per second for each "
             f"user, {self.context_tokens:,} tokens of context. Each point is the best plan and "
             "batch at its interactivity; up and to the right is better. The grey line is the "
-            "target.",
+            "target; the shade holds 90 % of measured rows of this kind (wider where none are).",
             label="fig-frontier",
         )
 

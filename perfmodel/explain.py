@@ -13,7 +13,7 @@ from perfmodel.errors import InputError
 from perfmodel.operators import families as fam
 from perfmodel.operators.builder import Op
 from perfmodel.roofline import ROOFLINE
-from perfmodel.step import METRICS, StepChain
+from perfmodel.step import METRICS, StepChain, unhidden
 from perfmodel.symbolic import Chain, evaluate
 
 if TYPE_CHECKING:
@@ -140,15 +140,19 @@ def _operator_time(e: Estimate, step: StepChain, name: str, i: int) -> Explanati
     moved = sum(evaluate(op.cost(p), v) for p in ("weight_bytes", "kv_bytes", "act_bytes"))
     peak, ec = f"P_{op.rate}", f"e_{op.compute_class}_{op.rate}"
     em = f"e_hbm_{op.memory_class}"
+    kernels, tau = evaluate(op.kernels, v), "tau_kernel"
+    if op.formulas.name == "experts" and v["ov_fused"]:
+        ec, em, kernels, tau = "e_moe_fused", "e_hbm_moe_fused", 1.0, "tau_fused"
     values = dict(
         F=evaluate(op.cost("flops"), v), X=moved, P=v[peak], e_c=v[ec], W=v["W_hbm"], e_m=v[em],
-        n_k=float(op.kernels), tau=v["tau_kernel"],
+        n_k=kernels, tau=v[tau], s=evaluate(unhidden(op), v),
     )  # fmt: skip
     sources = {
         "F": f"see {name}.flops", "X": f"weights, cache and activations: see {name}.weight_bytes",
         "P": e.sources[peak], "e_c": e.sources[ec], "W": e.sources["W_hbm"],
         "e_m": e.sources[em], "n_k": "kernels counted for this operator",
-        "tau": e.sources["tau_kernel"],
+        "tau": e.sources[tau],
+        "s": e.sources.get(getattr(unhidden(op), "name", ""), "attention prefill: all overlaps"),
     }  # fmt: skip
     for n, (_, expr) in ROOFLINE.defs.items():
         values[n] = evaluate(expr, values)

@@ -23,7 +23,11 @@ MODES = {
     "Calibrated": "calibrated",
     "Speed of light": "speed-of-light",
 }
-FRONTIER = ["system", "plan", "batch", "interactivity_tok_s_user", "throughput_tok_s_mw", "bound"]
+FRONTIER = [
+    "system", "plan", "batch", "interactivity_tok_s_user", "throughput_tok_s_mw",
+    "throughput_tok_s_mw_low", "throughput_tok_s_mw_high", "bound",
+]  # fmt: skip
+SYSTEMS = ("h200-nvl8", "gb300-nvl72", "vr-nvl72", "vr-nvl72-conservative")  # shown at first
 LABEL = {"description_width": "104px"}
 WIDE = w.Layout(width="296px")
 OWN_DRAFT = "the checkpoint's own"
@@ -53,7 +57,10 @@ class Explorer(w.VBox):
         for box in (self.point_system, self.point_batch):
             box.observe(self._point_moved, "value")
         self.chart.observe(self._clicked, "selected")
-        side = w.VBox([*self._inputs(), self.point_system, self.point_batch])
+        boxes = w.VBox(list(self.systems.values()))
+        boxes.layout = w.Layout(max_height="124px", overflow="auto", flex="0 0 auto")
+        rest = [x for x in self._inputs()[1:] if x not in self.systems.values()]
+        side = w.VBox([self.model, boxes, *rest, self.point_system, self.point_batch])
         side.layout = w.Layout(width="304px", flex="0 0 auto")
         main = w.VBox([self.message, self.note, self.chart, self.point])
         main.layout = w.Layout(width="524px", flex="0 0 auto", overflow="visible")
@@ -64,7 +71,10 @@ class Explorer(w.VBox):
 
     def _make_inputs(self, model: str | None, systems: list[str] | None) -> None:
         models, known = api.list_models(), api.list_systems()
-        chosen = known if systems is None else [api.load_system(s).id for s in systems]
+        # those shown at first come first: the chart gives each place its colour and dash
+        known = [s for s in SYSTEMS if s in known] + [s for s in known if s not in SYSTEMS]
+        chosen = list(SYSTEMS) if systems is None else [api.load_system(s).id for s in systems]
+        known = sorted(known, key=lambda s: s not in chosen)
         self.model = w.Dropdown(
             options=models,
             value=model or self._first(models),
@@ -152,6 +162,7 @@ class Explorer(w.VBox):
         return charts.frontier_chart(
             alt.NamedData(name="rows"), width=430, height=330, power_basis=basis,
             log_x=log, log_y=log, systems=list(self.systems), interactive=True,
+            bands=self.mode.value == "calibrated",
         )  # fmt: skip
 
     def _fill_model_choices(self) -> None:
@@ -235,7 +246,8 @@ class Explorer(w.VBox):
             api.estimate(self.model.value, system, plan, batch=int(batch[0]), **common)
         rows = {k: v[fits] for k, v in columns.items()}
         rows["plan"] = np.full(int(fits.sum()), plan.label)
-        return rows
+        rows["gpus"] = np.full(int(fits.sum()), plan.gpus)
+        return rows | api.curve_band(self.model.value, system, rows, self.mode.value)
 
     def _update(self) -> None:
         parts, problems = [], []

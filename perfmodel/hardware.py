@@ -21,6 +21,7 @@ from perfmodel.catalog import (
     Quantity,
     Ratio,
     Seconds,
+    Share,
     Text,
     Usd,
     UsdPerHour,
@@ -102,7 +103,15 @@ class Price(Part):
 
 
 class Efficiency(Part):
-    """Achieved share of the peak, by operator class and precision."""
+    """Achieved share of the peak, by operator class and precision.
+
+    hbm_moe, hbm_moe_4bit: weights of experts, wide and of 4 bits. hbm_sparse: gathered cache
+    entries (sparse attention). hbm_scan: the passes of a recurrent prefill. moe_fused,
+    hbm_moe_fused: the expert kernel that holds dispatch and combine (MegaMoE), where there is one.
+    unhidden: share of the smaller of compute and memory time that does not overlap
+    (unhidden_attention: in decode attention). link_all_reduce is the two-shot one,
+    link_all_reduce_one the one-shot.
+    """
 
     gemm_bf16: Ratio
     gemm_fp8: Ratio | None = None
@@ -116,23 +125,45 @@ class Efficiency(Part):
     attention_decode_fp8: Ratio | None = None
     hbm_gemm: Ratio
     hbm_moe: Ratio
+    hbm_moe_4bit: Ratio
     hbm_attention: Ratio
+    moe_fused: Ratio | None = None
+    hbm_moe_fused: Ratio | None = None
     hbm_stream: Ratio
+    hbm_sparse: Ratio
+    hbm_scan: Ratio
+    unhidden: Share
+    unhidden_attention: Share
+    link_all_reduce_one: Ratio
     link_all_reduce: Ratio
     link_all_to_all: Ratio
     link_scale_out: Ratio
 
 
 class Floors(Part):
-    """Latencies that no bandwidth hides, and the rows of padding each touched expert costs."""
+    """Latencies that no bandwidth hides, and sizes below which a kernel works in vain.
+
+    all_reduce: one-shot; all_reduce_two: two-shot; all_reduce_rank: of each rank beyond two.
+    tile_rows: rows of padding that each touched expert costs. context_decode, context_prefill:
+    cache entries of padding that an attention core computes. sparse_heads: heads that a sparse
+    prefill core computes at least. scan_token: a token's turn in a recurrent prefill.
+    fused: the fused expert kernel.
+    """
 
     kernel: Seconds
     all_reduce: Seconds
+    all_reduce_two: Seconds
+    all_reduce_rank: Seconds
     all_to_all: Seconds
     scale_out: Seconds
     send: Seconds
     step: Seconds
     tile_rows: Number
+    context_decode: Number
+    context_prefill: Number
+    sparse_heads: Number
+    scan_token: Seconds
+    fused: Seconds | None = None
 
 
 class System(Part):
@@ -145,6 +176,7 @@ class System(Part):
     profile: Literal["as sold", "vendor claim", "conservative"]
     date: Date
     notes: list[Text] = []
+    also: list[Text] = []  # other names of the same machine, as benchmark rows write them
     sources: dict[str, str]
     chip: Chip
     memory: Memory

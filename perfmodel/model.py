@@ -250,7 +250,17 @@ def _of_class(table: dict[str, str], tensor_class: str) -> str:
 
 
 TENSOR_CLASSES = frozenset(
-    {"experts", "shared", "dense", "attention", "attention_out", "compressor", "indexer", "router", "latent"}
+    {
+        "experts",
+        "shared",
+        "dense",
+        "attention",
+        "attention_out",
+        "compressor",
+        "indexer",
+        "router",
+        "latent",
+    }
     | {"head", "embedding", "residual", "vision", "draft_projection"}
 )
 

@@ -5,7 +5,8 @@ from pathlib import Path
 from perfmodel.errors import InputError
 
 PACKAGE = Path(__file__).resolve().parent
-NAMES = ("hardware", "models", "notebooks", "reports")
+INSIDE = ("models", "engines", "protocols")  # part of the package in both cases
+NAMES = ("hardware", *INSIDE, "notebooks", "reports")
 
 
 def checkout() -> Path | None:
@@ -18,13 +19,13 @@ def checkout() -> Path | None:
 
 
 def data_dir(name: str) -> Path:
-    """Return the folder of the data called name: hardware, models, notebooks or reports.
+    """Return the folder of the data called name (one of NAMES).
 
     Raises InputError for another name.
     """
     if name not in NAMES:
         raise InputError(f"data folder: {name!r} is unknown, expected one of {', '.join(NAMES)}")
-    if name == "models":  # part of the package in both cases
-        return PACKAGE / "models"
+    if name in INSIDE:
+        return PACKAGE / name
     root = checkout()
     return root / name if root else PACKAGE / "_data" / name

@@ -21,6 +21,9 @@ class Format:
     scale_bits: int = 0
     group: int = 1
     rate: str = "bf16"
+    # The kernels that quantise a product's activations depend on its weights' scales: block-scaled
+    # FP8 and NVFP4 need scales anew for each product; one scale a tensor (fp8) is fused elsewhere.
+    quantised: str | None = None
 
     @property
     def bytes_per_value(self) -> float:
@@ -34,10 +37,10 @@ FORMATS = {
         Format("bf16", 16),
         Format("fp8", 8, rate="fp8"),
         # 128 x 128 weight blocks, one fp32 scale (UE8M0 stored widened in most checkpoints)
-        Format("fp8_block", 8, 32, 128 * 128, rate="fp8"),
-        Format("mxfp8", 8, 8, 32, rate="fp8"),
+        Format("fp8_block", 8, 32, 128 * 128, rate="fp8", quantised="fp8"),
+        Format("mxfp8", 8, 8, 32, rate="fp8", quantised="fp8"),
         Format("mxfp4", 4, 8, 32, rate="fp4"),
-        Format("nvfp4", 4, 8, 16, rate="fp4"),
+        Format("nvfp4", 4, 8, 16, rate="fp4", quantised="fp4"),
         Format("int4_g32", 4, 16, 32, rate="bf16"),
     )
 }

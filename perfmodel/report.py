@@ -139,11 +139,11 @@ def resolve(name: str, params: Mapping[str, Any]) -> dict[str, Any]:
             if isinstance(error, InputError):
                 raise
             raise InputError(f"{key}: {params[key]!r} is not a finite number") from None
-    checker = f"perfmodel.{name}"
-    if (PACKAGE / f"{name}.py").is_file():
-        check = getattr(importlib.import_module(checker), "check", None)
-        if check is not None:
-            check(out)
+    for file, module in ((f"{name}.py", name), (f"{name}/report.py", f"{name}.report")):
+        if (PACKAGE / file).is_file():
+            check = getattr(importlib.import_module(f"perfmodel.{module}"), "check", None)
+            if check is not None:
+                check(out)
     return out
 
 

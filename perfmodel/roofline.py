@@ -22,19 +22,30 @@ def _roofline() -> Chain:
     em = c.input("e_m", "1", "memory efficiency", r"\eta_m")
     n = c.input("n_k", "1", "kernels launched", r"n_k")
     floor = c.input("tau", "s", "latency floor of a kernel", r"\tau")
+    left = c.input("s", "1", "share of the smaller time that does not overlap", r"\sigma")
     t_c = c.define("t_c", "s", "compute time", f / (peak * ec))
     t_m = c.define("t_m", "s", "memory time", x / (bw * em))
     t_f = c.define("t_f", "s", "latency floor", n * floor)
-    c.define("t_op", "s", "operator time", larger(t_c, t_m) + t_f, r"t_\mathrm{op}")
+    # the larger time, and the share `s` of the smaller: larger + s (sum - larger)
+    c.define(
+        "t_op", "s", "operator time", (1 - left) * larger(t_c, t_m) + left * (t_c + t_m) + t_f,
+        r"t_\mathrm{op}",
+    )  # fmt: skip
     return c
 
 
 ROOFLINE = _roofline()
 
 COMPUTE_CLASSES = ("gemm", "moe", "attention_prefill", "attention_decode")
-MEMORY_CLASSES = ("gemm", "moe", "attention", "stream")
-LINKS = ("all_reduce", "all_to_all", "scale_out")
-FLOORS = ("kernel", "all_reduce", "all_to_all", "scale_out", "send", "step", "tile_rows")
+MEMORY_CLASSES = ("gemm", "moe", "moe_4bit", "attention", "stream", "sparse", "scan")
+LINKS = ("all_reduce", "all_reduce_one", "all_to_all", "scale_out")
+TIMES = (
+    "kernel", "all_reduce", "all_reduce_two", "all_reduce_rank", "all_to_all", "scale_out", "send",
+    "step", "scan_token", "fused",
+)  # fmt: skip
+SIZES = {"tile_rows": "token", "context_decode": "token", "context_prefill": "token",
+         "sparse_heads": "1"}  # fmt: skip
+FLOORS = (*TIMES, *SIZES)
 
 
 def machine_numbers(system: System, mode: str) -> dict[str, tuple[float, str]]:
@@ -72,11 +83,21 @@ def machine_numbers(system: System, mode: str) -> dict[str, tuple[float, str]]:
     put("W_hbm", "memory.bandwidth")
     for cls in MEMORY_CLASSES:
         correct(f"e_hbm_{cls}", f"efficiency.hbm_{cls}", 1.0)
+    for name in ("moe_fused", "hbm_moe_fused"):
+        if getattr(system.efficiency, name) is None:  # no such kernel: a request for it is refused
+            out[f"e_{name}"] = (1.0, "not on the card")
+        else:
+            correct(f"e_{name}", f"efficiency.{name}", 1.0)
+    correct("e_unhidden", "efficiency.unhidden", 0.0)
+    correct("e_unhidden_attention", "efficiency.unhidden_attention", 0.0)
     put("D", "scale_up.gpus")
     put("W_nvl", "scale_up.bandwidth")
     put("W_out", "scale_out.bandwidth")
     for kind in LINKS:
         correct(f"e_link_{kind}", f"efficiency.link_{kind}", 1.0)
     for name in FLOORS:
+        if getattr(system.floors, name) is None:
+            out[f"tau_{name}"] = (0.0, "not on the card")
+            continue
         correct(f"tau_{name}", f"floors.{name}", 0.0)
     return out

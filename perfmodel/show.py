@@ -56,7 +56,9 @@ def table(
     Raises ValueError when a row or `align` doesn't have as many entries as `head`.
     """
     align = align or "l" + "r" * (len(head) - 1)
-    cells = [[number(c) if isinstance(c, float) else str(c) for c in row] for row in rows]
+    cells = [
+        [number(c) if c is None or isinstance(c, float) else str(c) for c in row] for row in rows
+    ]
     for row in [align, *cells]:
         if len(row) != len(head):
             raise ValueError(f"table {label!r}: {len(row)} entries, expected {len(head)}: {row!r}")

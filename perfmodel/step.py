@@ -29,8 +29,8 @@ from perfmodel.operators.builder import (
     T,
 )
 from perfmodel.precision import RATES
-from perfmodel.roofline import COMPUTE_CLASSES, FLOORS, LINKS, MEMORY_CLASSES, ROOFLINE
-from perfmodel.symbolic import Chain, larger, smaller, symbol
+from perfmodel.roofline import COMPUTE_CLASSES, FLOORS, LINKS, MEMORY_CLASSES, ROOFLINE, SIZES
+from perfmodel.symbolic import Chain, either, larger, smaller, symbol
 
 
 @dataclass(frozen=True)
@@ -110,6 +110,18 @@ INPUTS = (
     ("dcp", "1", "decode context parallel", None),
     ("D", "1", "GPUs of one NVLink domain", None),
     ("phi", "1", "load of the busiest expert rank over the mean", r"\varphi"),
+    ("nu", "1", "variance of the experts' popularity, whose mean is 1", r"\nu"),
+    ("xi", "1", "1: wait for the rank with most experts touched; 0: the mean", r"\xi"),
+    ("ov_two", "1", "1: two-batch overlap of the expert exchange", r"o_2"),
+    ("ov_fused", "1", "1: dispatch and combine inside the expert kernel", r"o_f"),
+    ("n_quantise_fp8", "1", "kernels that quantise activations, block-scaled FP8 products", None),
+    ("n_quantise_fp4", "1", "kernels that quantise activations, NVFP4 products", None),
+    (
+        "tau_sequence",
+        "s",
+        "host time a step spends on each sequence of a rank",
+        r"\tau_\mathrm{seq}",
+    ),
     ("W_hbm", "B/s", "HBM bandwidth", r"W_\mathrm{hbm}"),
     ("W_nvl", "B/s", "NVLink bandwidth, one direction", r"W_\mathrm{nvl}"),
     ("W_out", "B/s", "scale-out bandwidth, one direction", r"W_\mathrm{out}"),
@@ -121,7 +133,7 @@ INPUTS = (
 )
 
 
-def _declare(c: Chain) -> None:
+def declare(c: Chain) -> None:
     for name, unit, doc, tex in INPUTS:
         c.input(name, unit, doc, tex)
     for r in RATES:
@@ -133,7 +145,11 @@ def _declare(c: Chain) -> None:
     for k in LINKS:
         c.input(f"e_link_{k}", "1", f"link efficiency, {k}")
     for k in FLOORS:
-        c.input(f"tau_{k}", "1" if k == "tile_rows" else "s", f"floor: {k}")
+        c.input(f"tau_{k}", SIZES.get(k, "s"), f"floor: {k}")
+    c.input("e_moe_fused", "1", "compute efficiency of the fused expert kernel")
+    c.input("e_hbm_moe_fused", "1", "HBM efficiency of the fused expert kernel")
+    c.input("e_unhidden", "1", "share of the smaller time that does not overlap", r"\sigma")
+    c.input("e_unhidden_attention", "1", "the same, in decode attention", r"\sigma_a")
 
 
 def step_chain(model: Model, precision: str, phase: str, draft: str | None = None) -> StepChain:
@@ -143,7 +159,7 @@ def step_chain(model: Model, precision: str, phase: str, draft: str | None = Non
     """
     b = collect(model, precision, phase, draft)
     c = Chain(f"{model.id} {phase}")
-    _declare(c)
+    declare(c)
     for kind in model.attention_counts():
         c.input(f"L_{kind}", "1", f"{kind} layers on the stage that has most of them")
     # The busiest rank sets the time, so sequences are rounded up to whole ones per rank. A rank's
@@ -159,12 +175,19 @@ def step_chain(model: Model, precision: str, phase: str, draft: str | None = Non
     c.define("M", "token", "tokens routed in the expert group", GROUP_SEQS * Q)
     c.define("g", "1", "GPUs of the instance", TP * DP * PP)
     time: dict[str, list[sp.Expr]] = {"layers": [], "ends": [], "sends": []}
+    exchange: list[sp.Expr] = []
+    launches: list[sp.Expr] = []
     parts: dict[str, list[sp.Expr]] = {k: [] for k in ("compute", "memory", "link", "floor")}
     for i, op in enumerate(b.ops):
-        _time(c, f"o{i}", op)
+        op_time(c, f"o{i}", op)
         n = op.count
         where = "sends" if op.link == "send" else "ends" if is_end(op) else "layers"
         time[where].append(n * symbol(f"o{i}_t"))
+        if where == "layers":
+            if op.formulas.name == "exchange":
+                exchange.append(n * symbol(f"o{i}_t"))
+            elif op.link is None:
+                launches.append(n * symbol(f"o{i}_floor"))
         for k in parts:
             if f"o{i}_{k}" in c.defs:
                 parts[k].append(n * symbol(f"o{i}_{k}"))
@@ -178,16 +201,19 @@ def step_chain(model: Model, precision: str, phase: str, draft: str | None = Non
     for name, doc in (("layers", "all layers"), ("ends", "embedding, head and draft"),
                       ("sends", "sends between pipeline stages")):  # fmt: skip
         c.define(f"t_{name}", "s", f"time of {doc}", sp.Add(*time[name], evaluate=False))
+    _overlap(c, exchange, launches)
     c.define("t_through", "s", "a microbatch through all stages, alone",
-             symbol("t_layers") + symbol("t_ends") + symbol("t_sends"))  # fmt: skip
+             symbol("t_shown") + symbol("t_ends") + symbol("t_sends"))  # fmt: skip
     c.define("t_stage", "s", "the slowest stage: most layers and the ends",
-             symbol("t_layers") * symbol("stretch") / PP + symbol("t_ends"))  # fmt: skip
+             symbol("t_shown") * symbol("stretch") / PP + symbol("t_ends"))  # fmt: skip
+    c.define("t_host", "s", "host time of a step",
+             symbol("tau_step") + symbol("n_rank") * symbol("tau_sequence"))  # fmt: skip
     # A microbatch comes back when it has passed all stages and the others have passed the slowest.
     c.define(
         "step_time",
         "s",
         "time of a step: the longer of one way through and all turns of the slowest stage",
-        larger(symbol("t_through"), symbol("n_mb") * symbol("t_stage")) + symbol("tau_step"),
+        larger(symbol("t_through"), symbol("n_mb") * symbol("t_stage")) + symbol("t_host"),
         r"t_\mathrm{step}",
     )
     for k, terms in parts.items():
@@ -197,7 +223,26 @@ def step_chain(model: Model, precision: str, phase: str, draft: str | None = Non
     return StepChain(c, tuple(b.ops))
 
 
-def _time(c: Chain, key: str, op: Op) -> None:
+def _overlap(c: Chain, exchange: list[Any], launches: list[Any]) -> None:
+    """What of the expert exchange is hidden: `t_shown` is the layers' time that is left.
+
+    two-batch: two half batches take turns, one exchanging while the other computes, and every
+    kernel is launched twice (their weights are counted once: half batches that touch the same
+    experts). fused: dispatch and combine run inside the expert kernel (MegaMoE), which has its own
+    efficiencies and floor (`op_time`).
+    """
+    hidden = sp.Add(*exchange, evaluate=False)
+    c.define("t_exchange", "s", "dispatch and combine of all layers", hidden)
+    c.define("t_launches", "s", "kernel floors of all layers", sp.Add(*launches, evaluate=False))
+    t_x, t_l = symbol("t_exchange"), symbol("t_layers")
+    two = smaller(t_x, t_l - t_x) - symbol("t_launches")
+    c.define(
+        "t_shown", "s", "time of all layers after overlap",
+        t_l - symbol("ov_two") * two - symbol("ov_fused") * t_x,
+    )  # fmt: skip
+
+
+def op_time(c: Chain, key: str, op: Op) -> None:
     """Definitions of one operator's times; quantities that are zero are left out."""
     if op.link is not None:
         link, floor = op.cost("link_s"), op.cost("latency_s")
@@ -207,19 +252,39 @@ def _time(c: Chain, key: str, op: Op) -> None:
     else:
         peak, ec = symbol(f"P_{op.rate}"), symbol(f"e_{op.compute_class}_{op.rate}")
         bw, em = symbol("W_hbm"), symbol(f"e_hbm_{op.memory_class}")
+        launched: sp.Expr = op.kernels * symbol("tau_kernel")
+        if op.formulas.name == "experts":
+            fused = symbol("ov_fused")
+            ec = either(fused, symbol("e_moe_fused"), ec)
+            em = either(fused, symbol("e_hbm_moe_fused"), em)
+            launched = either(fused, symbol("tau_fused"), launched)
         flops = op.cost("flops")
         moved = op.cost("weight_bytes") + op.cost("kv_bytes") + op.cost("act_bytes")
         bind = dict(F=flops, X=moved, P=peak, e_c=ec, W=bw, e_m=em, n_k=op.kernels)
         bind["tau"] = symbol("tau_kernel")
+        bind["s"] = unhidden(op)
         parts: dict[sp.Symbol, sp.Expr] = {symbol("t_c"): sp.Integer(0)}
         for name, part in (("t_c", "compute"), ("t_m", "memory"), ("t_f", "floor")):
             if name != "t_c" or flops != 0:
                 bound = ROOFLINE.bind(name, bind)
+                if name == "t_f":
+                    bound = launched + op.cost("serial_s")
                 parts[symbol(name)] = c.define(
                     f"{key}_{part}", "s", f"{op.name} {part} time", bound
                 )
+        parts[symbol("s")] = unhidden(op)
         total = ROOFLINE.defs["t_op"][1].xreplace(parts)
     c.define(f"{key}_t", "s", f"{op.layer_kind}.{op.name}: time in one layer", total)
+
+
+def unhidden(op: Op) -> sp.Expr:
+    """The share of the smaller of compute and memory time that an operator does not overlap."""
+    # prefill cores work on what stays on chip; all others do not overlap fully
+    left = {
+        "attention_prefill": sp.Integer(0),
+        "attention_decode": symbol("e_unhidden_attention"),
+    }
+    return left.get(op.compute_class, symbol("e_unhidden"))
 
 
 def _resident(c: Chain, b: Builder) -> None:
@@ -231,7 +296,7 @@ def _resident(c: Chain, b: Builder) -> None:
     last with the head. A draft embeds its tokens, so its stage holds both.
     """
     layers_share = symbol("stretch") / PP
-    one_stage = sp.Piecewise((0, PP > 1), (1, True))
+    one_stage = either(PP - 1, 0, 1)
     drafted = any(is_draft(op.layer_kind) for op in b.ops)
     ends = {op.name: op for op in b.ops if op.layer_kind == "ends" and op.params}
     tower = 2.0 * b.model.vision.parameters if b.model.vision else 0.0  # BF16, on every rank

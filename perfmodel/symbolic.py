@@ -18,22 +18,12 @@ from sympy.printing.precedence import PRECEDENCE
 
 
 class _Printer(NumPyPrinter):
-    """NumPyPrinter whose Piecewise broadcasts (SymPy's needs equal shapes) and divides fast."""
+    """NumPyPrinter that divides fast."""
 
     def _print_Pow(self, expr: sp.Expr, rational: bool = False) -> str:  # noqa: N802 (SymPy's)
         if expr.exp == -1:  # a division is several times as fast as a power
             return f"(1/{self.parenthesize(expr.base, PRECEDENCE['Pow'])})"
         return super()._print_Pow(expr, rational=rational)
-
-    def _print_Piecewise(self, expr: sp.Piecewise) -> str:  # noqa: N802
-        *head, last = expr.args
-        out = self._print(last.expr) if last.cond == sp.true else "numpy.nan"
-        if last.cond != sp.true:
-            head.append(last)
-        where = self._module_format("numpy.where")
-        for e, c in reversed(head):
-            out = f"{where}({self._print(c)}, {self._print(e)}, {out})"
-        return out
 
 
 class _Choice(sp.Function):
@@ -89,6 +79,44 @@ class smaller(_Choice):  # noqa: N801
     def fdiff(self, argindex: int = 1) -> sp.Expr:
         a, b = self.args
         return sp.Heaviside(b - a if argindex == 1 else a - b)
+
+
+class either(sp.Function):  # noqa: N801
+    """either(x, a, b): a where x > 0, else b. SymPy's Piecewise simplifies its conditions at every
+    rebuild, which costs seconds over a step; this stays as written."""
+
+    nargs = 3
+
+    @classmethod
+    def eval(cls, x: sp.Expr, a: sp.Expr, b: sp.Expr) -> sp.Expr | None:
+        if a == b:
+            return a
+        if x.is_Number:
+            return a if x > 0 else b
+        return None
+
+    def fdiff(self, argindex: int = 1) -> sp.Expr:
+        """Zero for the test: it only switches between two expressions."""
+        if argindex == 1:
+            return sp.S.Zero
+        x = self.args[0]
+        return sp.Heaviside(x if argindex == 2 else -x, 0)
+
+    def _eval_is_extended_positive(self) -> bool:
+        return True
+
+    def _latex(self, printer: Any, **_: Any) -> str:
+        x, a, b = (printer._print(z) for z in self.args)
+        return rf"\begin{{cases}} {a} & {x} > 0 \\ {b} & \text{{else}} \end{{cases}}"
+
+    def _sympystr(self, printer: Any) -> str:
+        x, a, b = (printer._print(z) for z in self.args)
+        return f"({a} if {x} > 0 else {b})"
+
+    def _numpycode(self, printer: Any) -> str:
+        name = printer._module_format("numpy.where")
+        x, a, b = (printer._print(z) for z in self.args)
+        return f"{name}({x} > 0, {a}, {b})"
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ import sympy as sp
 from perfmodel.model import GQA, KDA, MLA, CompressedAttention, GatedDelta
 from perfmodel.operators import families as fam
 from perfmodel.operators.builder import DCP, SEQS, TP, Builder, T
-from perfmodel.symbolic import smaller
+from perfmodel.symbolic import smaller, symbol
 
 
 def compressed(b: Builder, a: CompressedAttention) -> None:
@@ -46,7 +46,7 @@ def compressed(b: Builder, a: CompressedAttention) -> None:
         else:
             attended = window + (entries if b.decode else b.mean_context() / a.compression)
             read += last
-    _core(b, a.heads, a.head_dim, a.head_dim, attended, read, kernels=2)
+    _core(b, a.heads, a.head_dim, a.head_dim, attended, read, sparse=True)
     b.elementwise("inverse_rope", 2 * width / TP)
     b.linear(
         "o_down", "attention", width // a.o_groups, a.o_lora_rank,
@@ -84,7 +84,7 @@ def mla(b: Builder, a: MLA) -> None:
         attended = b.mean_capped(i.top_k, 1)
         read = b.query * attended if b.decode else b.last_context()
     dims = (latent, a.kv_lora_rank) if absorbed else (qk, a.v_dim)
-    _core(b, a.heads, *dims, attended, read, kernels=2)
+    _core(b, a.heads, *dims, attended, read, sparse=a.indexer is not None)
     if a.output_gate:
         b.linear("gate", "attention", h, a.heads * a.v_dim, shards=TP, kernels=2)
     b.linear(
@@ -116,12 +116,13 @@ def kda(b: Builder, a: KDA) -> None:
         "core",
         fam.DELTA_RULE,
         dict(
-            m=b.tokens, b=SEQS, H=a.heads, s=TP, f=per_token, y=state + conv, n_act=5 * width, a=2
+            m=b.tokens, b=SEQS, H=a.heads, s=TP, f=per_token, y=state + conv, n_act=5 * width, a=2,
+            **_scan(b),
         ),
         rate="bf16",
         compute_class=b.attention_class(),
-        memory_class="stream",
-        kernels=2,
+        memory_class="stream" if b.decode else "scan",
+        kernels=1 + smaller(1, b.query - 1) if b.decode else 5,
     )
     b.elementwise("norm+gate", 3 * width / TP)
     b.linear("o", "attention", width, h, shards=TP, stored_as="attention_out")
@@ -143,7 +144,7 @@ def gqa(b: Builder, a: GQA) -> None:
         attended, stored = b.mean_capped(a.window, 1), smaller(a.window, T) * cache.entry_bytes
         if b.decode:
             read = smaller(a.window, T)
-    _core(b, a.heads, a.head_dim, a.head_dim, attended, read, kernels=2, held=held)
+    _core(b, a.heads, a.head_dim, a.head_dim, attended, read, held=held)
     if a.output_gate:
         b.elementwise("gate", 3 * a.heads * a.head_dim / TP)
     b.linear("o", "attention", a.heads * a.head_dim, h, shards=TP, stored_as="attention_out")
@@ -174,12 +175,12 @@ def gated_delta(b: Builder, a: GatedDelta) -> None:
         fam.DELTA_RULE,
         dict(
             m=b.tokens, b=SEQS, H=a.heads, s=TP, f=per_token, y=state + conv,
-            n_act=mixed + 2 * values, a=2,
+            n_act=mixed + 2 * values, a=2, **_scan(b),
         ),
         rate="bf16",
         compute_class=b.attention_class(),
-        memory_class="stream",
-        kernels=2,
+        memory_class="stream" if b.decode else "scan",
+        kernels=1 + smaller(1, b.query - 1) if b.decode else 5,
     )  # fmt: skip
     b.elementwise("norm+gate", 3 * values / TP)
     b.linear("o", "attention", values, h, shards=TP, stored_as="attention_out")
@@ -187,9 +188,21 @@ def gated_delta(b: Builder, a: GatedDelta) -> None:
     b.cache("state", sp.Float(state) + sp.Float(conv), TP)
 
 
+def _scan(b: Builder) -> dict[str, Any]:
+    """How often the state moves, and the scan of a prefill.
+
+    Decode reads the state once and writes it once a token (a verify step keeps every one, so that
+    it can go back to the last accepted). Prefill is chunked: state read and written once, tokens
+    scanned in order.
+    """
+    if b.decode:
+        return dict(n_rw=1 + b.query, tau=0, q=b.query)
+    return dict(n_rw=2, tau=symbol("tau_scan_token"), q=b.query)
+
+
 def _core(
-    b: Builder, heads: int, d_qk: int, d_v: int, attended: sp.Expr, read: sp.Expr, kernels: int,
-    held: Any = 1,
+    b: Builder, heads: int, d_qk: int, d_v: int, attended: sp.Expr, read: sp.Expr,
+    held: Any = 1, sparse: bool = False,
 ) -> None:  # fmt: skip
     """The softmax core. Latent KV is one head: replicated over TP, split only by DCP (`held` 1).
 
@@ -203,11 +216,13 @@ def _core(
         dict(
             m=b.tokens, b=SEQS, H=heads, s=TP, A=attended, d_qk=d_qk, d_v=d_v, R=read,
             e=cache.entry_bytes / held, dcp=DCP, a=2,
+            l=0 if sparse else symbol("tau_context_decode" if b.decode else "tau_context_prefill"),
+            h=symbol("tau_sparse_heads") if sparse and not b.decode else 0,
         ),
         rate=cache.attention_rate,
         compute_class=b.attention_class(),
-        memory_class="attention",
-        kernels=kernels,
+        memory_class="sparse" if sparse and b.decode else "attention",
+        kernels=4 if b.decode and not sparse else 2,
     )  # fmt: skip
     b.collective(
         "context_gather", "all_to_all", 2 * b.tokens * heads / TP * DCP * (d_qk + d_v), DCP, 1

@@ -40,7 +40,7 @@ class Op:
     rate: str
     compute_class: str
     memory_class: str
-    kernels: int
+    kernels: Any
     tensor_class: str | None = None
     params: int = 0
     bytes_per_param: float = 0.0
@@ -155,7 +155,7 @@ class Builder:
             rate=rate_of(w, a),
             compute_class="gemm",
             memory_class="gemm",
-            kernels=kernels,
+            kernels=kernels + (symbol(f"n_quantise_{w.quantised}") if w.quantised else 0),
             tensor_class=tensor_class,
             params=params,
             bytes_per_param=w.bytes_per_value,
@@ -199,9 +199,63 @@ class Builder:
             link=link,
         )
 
+    def exchange(self, name: str, value_bytes: float, width: int, group: Any, k: int) -> None:
+        """Tokens (`width` values each) to their k experts, or back, among `group` GPUs.
+
+        Decode sends a copy for each expert (low-latency kernels); prefill sends a token to a rank,
+        and over the network to a domain, only once.
+        """
+        self.add(
+            name,
+            fam.EXCHANGE,
+            dict(
+                x=value_bytes * self.tokens * width,
+                k=k,
+                once=0 if self.decode else 1,
+                g=group,
+                tp=TP,
+                D=symbol("D"),
+                W_in=symbol("W_nvl") * symbol("e_link_all_to_all"),
+                W_ag=symbol("W_nvl") * symbol("e_link_all_reduce"),
+                W_out=symbol("W_out") * symbol("e_link_scale_out"),
+                l=symbol("tau_all_to_all"),
+                l_ag=symbol("tau_all_reduce_two"),
+                l_out=symbol("tau_scale_out"),
+            ),
+            rate="bf16",
+            compute_class="gemm",
+            memory_class="stream",
+            kernels=0,
+            link="all_to_all",
+        )
+
     def all_reduce(self, name: str, width: int) -> None:
         """Sum of the tensor-parallel partial results, BF16."""
-        self.collective(name, "all_reduce", 2 * self.tokens * width, TP, 2)
+        self.reduce(name, 2 * self.tokens * width, TP)
+
+    def reduce(self, name: str, payload: Any, group: Any) -> None:
+        """All-reduce of `payload` bytes over `group` GPUs, one-shot or two-shot."""
+        self.add(
+            name,
+            fam.ALL_REDUCE,
+            dict(
+                x=payload,
+                g=group,
+                D=symbol("D"),
+                W_one=symbol("W_nvl") * symbol("e_link_all_reduce_one"),
+                W_two=symbol("W_nvl") * symbol("e_link_all_reduce"),
+                W_out=symbol("W_out") * symbol("e_link_scale_out"),
+                l_one=symbol("tau_all_reduce"),
+                l_two=symbol("tau_all_reduce_two"),
+                l_rank=symbol("tau_all_reduce_rank"),
+                l_out=symbol("tau_scale_out"),
+            ),
+            rate="bf16",
+            compute_class="gemm",
+            memory_class="stream",
+            kernels=0,
+            link="all_reduce",
+        )
 
     def cache(self, name: str, per_sequence: sp.Expr, shards: Any) -> None:
         n = self.count if self.copies is None else self.copies

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sympy as sp
 
-from perfmodel.symbolic import Chain, larger, smaller
+from perfmodel.symbolic import Chain, either, larger, smaller
 
 
 def _linear() -> Chain:
@@ -44,6 +44,8 @@ def _experts() -> Chain:
     a = c.input("a", "B/token", "bytes per activation value", r"\beta_a")
     r = c.input("r", "token", "rows of tile padding per touched expert", r"r_\mathrm{tile}")
     phi = c.input("phi", "1", "load of the busiest rank over the mean", r"\varphi")
+    nu = c.input("nu", "1", "variance of the experts' popularity, whose mean is 1", r"\nu")
+    xi = c.input("xi", "1", "1: wait for the rank with most experts touched; 0: the mean", r"\xi")
     held = c.define(
         "held",
         "1",
@@ -51,11 +53,24 @@ def _experts() -> Chain:
         sp.ceiling(e / ep),
         r"n_\mathrm{held}",
     )
+    # A token misses an expert of popularity x with chance (1 - k/E)^x, so M tokens do with that to
+    # the M. Its mean over a gamma distribution of x (mean 1, variance nu) is the form below; as nu
+    # goes to 0 it is uniform routing, E (1 - (1 - k/E)^M).
+    mean = c.define(
+        "mean_touched",
+        "1",
+        "experts of a rank that get at least one token, mean of all ranks",
+        held * (1 - (1 - nu * sp.log(1 - k / e) * big_m / one) ** (-1 / nu)),
+        r"\bar n_\mathrm{touched}",
+    )
+    # The layer waits for the rank with most of them: of ep draws with a binomial spread, the
+    # largest lies about sqrt(2 ln ep) standard deviations above the mean.
+    spread = sp.sqrt(2 * sp.log(ep) * mean * (1 - mean / held))
     touched = c.define(
         "touched",
         "1",
-        "experts on this rank that get at least one token (uniform routing)",
-        held * (1 - (1 - k / e) ** (big_m / one)),
+        "touched experts of the busiest rank",
+        smaller(held, mean + xi * spread),
         r"n_\mathrm{touched}",
     )
     pairs = c.define(
@@ -93,9 +108,12 @@ def _attention() -> Chain:
     )
     dcp = c.input("dcp", "1", "ways the context is split (decode context parallel)")
     a = c.input("a", "B/token", "bytes per activation value", r"\beta_a")
+    pad = c.input("l", "token", "entries of padding a query computes", r"l_\mathrm{pad}")
+    least = c.input("h", "1", "heads that the kernel computes at least", r"h_\mathrm{min}")
     c.define(
-        "flops", "FLOP", "score and value products", two * m * heads / s * big_a * (d_qk + d_v), "F"
-    )
+        "flops", "FLOP", "score and value products, padding included",
+        two * m * larger(heads / s, least) * (big_a + pad) * (d_qk + d_v), "F",
+    )  # fmt: skip
     c.define("kv_bytes", "B", "cache read", b * big_r * e / dcp, r"X_\mathrm{kv}")
     c.define("act_bytes", "B", "queries in, outputs out", a * m * heads / s * (d_qk + d_v), "X_a")
     return c
@@ -129,12 +147,15 @@ def _delta_rule() -> Chain:
     state = c.input("y", "B", "bytes of state per sequence and layer, recurrent and conv")
     width = c.input("n_act", "1", "activation values per token in and out", r"n_\mathrm{act}")
     a = c.input("a", "B/token", "bytes per activation value", r"\beta_a")
-    rw = c.const("c_rw", 2, "1", "the state is read and written")
+    rw = c.input("n_rw", "1", "times the state is read or written in a step", r"n_\mathrm{rw}")
+    turn = c.input("tau", "s/token", "a token's turn: sequences are scanned in order", r"\tau_t")
+    q = c.input("q", "token", "tokens of a sequence")
     c.define("flops", "FLOP", "state update and read-out", m * heads * f / s, "F")
     c.define(
-        "kv_bytes", "B", "state read and written once a step", rw * b * state / s, r"X_\mathrm{kv}"
+        "kv_bytes", "B", "state read and written", rw * b * state / s, r"X_\mathrm{kv}"
     )
     c.define("act_bytes", "B", "projected inputs and outputs", a * m * width / s, "X_a")
+    c.define("serial_s", "s", "the scan along the longest sequence", turn * q)
     return c
 
 
@@ -193,6 +214,98 @@ def _collective() -> Chain:
     return c
 
 
+def _all_reduce() -> Chain:
+    c = Chain("all_reduce", "sum over tensor-parallel ranks: one-shot, two-shot or across domains")
+    x = c.input("x", "B", "payload of one GPU")
+    g = c.input("g", "1", "GPUs in the group")
+    dom = c.input("D", "1", "GPUs of one NVLink domain")
+    w1 = c.input("W_one", "B/s", "NVLink bandwidth x efficiency, one-shot", r"W_1")
+    w2 = c.input("W_two", "B/s", "NVLink bandwidth x efficiency, two-shot", r"W_2")
+    bw_out = c.input("W_out", "B/s", "scale-out bandwidth x efficiency", r"W_\mathrm{out}")
+    l1 = c.input("l_one", "s", "latency, one-shot", r"\ell_1")
+    l2 = c.input("l_two", "s", "latency, two-shot", r"\ell_2")
+    lr = c.input("l_rank", "s", "latency of each rank beyond two", r"\ell_r")
+    lat_out = c.input("l_out", "s", "extra latency across domains", r"\ell_\mathrm{out}")
+    out = c.define(
+        "share_out", "1", "share of the payload that leaves the NVLink domain",
+        larger(0, 1 - dom / g), "o",
+    )  # fmt: skip
+    on = smaller(1, g - 1)
+    far = sp.ceiling(out)
+    one = c.define("one_bytes", "B", "each rank reads all others whole", x * (g - 1), "X_1")
+    two = c.define(
+        "two_bytes", "B", "each rank reduces its part and gathers the others'", 2 * x * (g - 1) / g,
+        "X_2",
+    )  # fmt: skip
+    t_two = c.define(
+        "t_two", "s", "transfer, two-shot: both tiers run at once",
+        larger(two * (1 - out) / w2, two * out / bw_out),
+    )  # fmt: skip
+    gain = c.define(
+        "gain", "s", "what one shot saves, in a group of one domain",
+        either(far, 0, t_two + on * l2 - one / w1 - on * l1),
+    )  # fmt: skip
+    c.define("link_s", "s", "transfer of the faster way", either(gain, one / w1, t_two))
+    c.define("message_bytes", "B", "bytes of the faster way", either(gain, one, two))
+    c.define(
+        "latency_s", "s", "latency (none for a group of one)",
+        on * either(gain, l1, l2) + lr * larger(0, g - 2) + far * lat_out, r"\ell",
+    )  # fmt: skip
+    return c
+
+
+def _exchange() -> Chain:
+    c = Chain("exchange", "tokens to their experts or back: straight, or gathered by every rank")
+    x = c.input("x", "B", "one copy of a GPU's tokens")
+    k = c.input("k", "1", "experts of a token")
+    once = c.input("once", "1", "1: a rank or domain gets a token once; 0: once for each expert")
+    g = c.input("g", "1", "GPUs in the group")
+    tp = c.input("tp", "1", "GPUs that share a token")
+    dom = c.input("D", "1", "GPUs of one NVLink domain")
+    bw_in = c.input("W_in", "B/s", "NVLink bandwidth x efficiency", r"W_\mathrm{nvl}")
+    bw_ag = c.input("W_ag", "B/s", "NVLink bandwidth x efficiency, gathering", r"W_\mathrm{ag}")
+    bw_out = c.input("W_out", "B/s", "scale-out bandwidth x efficiency", r"W_\mathrm{out}")
+    lat = c.input("l", "s", "latency of the straight way", r"\ell_\mathrm{nvl}")
+    lat_ag = c.input("l_ag", "s", "latency of gathering", r"\ell_\mathrm{ag}")
+    lat_out = c.input("l_out", "s", "extra latency across domains", r"\ell_\mathrm{out}")
+    n_dom = c.define("domains", "1", "NVLink domains of the group", sp.ceiling(g / dom), "n_D")
+    # k experts drawn from g ranks fall on g (1 - (1 - 1/g)^k) of them; as much for domains.
+    ranks = c.define(
+        "ranks", "1", "ranks that get a token", g * (1 - (1 - 1 / g) ** k), r"n_\mathrm{r}"
+    )
+    away = c.define(
+        "away", "1", "other domains that get a token",
+        (n_dom - 1) * (1 - (1 - 1 / n_dom) ** k), r"n_\mathrm{away}",
+    )  # fmt: skip
+    every = c.define("copies", "1", "copies of a token to other GPUs", k * (g - 1) / g)
+    far = larger(0, 1 - dom / g)
+    inside = c.define(
+        "inside_bytes", "B", "bytes a GPU sends over NVLink",
+        x / tp * either(once, ranks * (g - 1) / g, every * (1 - far)),
+    )  # fmt: skip
+    out = c.define(
+        "outside_bytes", "B", "bytes a GPU sends to other domains",
+        x / tp * either(once, away, every * far),
+    )  # fmt: skip
+    all_ = c.define("gathered_bytes", "B", "bytes each GPU receives when gathering",
+                    x * (g - 1))  # fmt: skip
+    t_s = c.define("t_straight", "s", "transfer, straight: both tiers run at once",
+                   larger(inside / bw_in, out / bw_out))  # fmt: skip
+    on = smaller(1, g - 1)
+    l_s = c.define("l_straight", "s", "latency, straight (none for a group of one)",
+                   on * lat + sp.ceiling(far) * lat_out)  # fmt: skip
+    t_g = c.define("t_gather", "s", "transfer, gathering", all_ / bw_ag)
+    # Gathering is for small messages inside a domain; engines switch by size.
+    gain = c.define(
+        "gain", "s", "what gathering saves, in a group of one domain",
+        either(g - dom, 0, t_s + l_s - t_g - on * lat_ag),
+    )  # fmt: skip
+    c.define("link_s", "s", "transfer of the faster way", either(gain, t_g, t_s))
+    c.define("latency_s", "s", "latency of the faster way", either(gain, on * lat_ag, l_s))
+    c.define("message_bytes", "B", "bytes of the faster way", either(gain, all_, inside + out))
+    return c
+
+
 def _send() -> Chain:
     c = Chain("send", "hidden states passed on from stage to stage of a pipeline")
     x = c.input("x", "B", "payload of one GPU and send")
@@ -222,8 +335,13 @@ INDEXER = _indexer()
 DELTA_RULE = _delta_rule()
 ELEMENTWISE = _elementwise()
 COLLECTIVE = _collective()
+ALL_REDUCE = _all_reduce()
+EXCHANGE = _exchange()
 SEND = _send()
 FAMILIES = {
     c.name: c
-    for c in (LINEAR, EXPERTS, ATTENTION, INDEXER, DELTA_RULE, ELEMENTWISE, COLLECTIVE, SEND)
+    for c in (
+        LINEAR, EXPERTS, ATTENTION, INDEXER, DELTA_RULE, ELEMENTWISE, COLLECTIVE, ALL_REDUCE,
+        EXCHANGE, SEND,
+    )
 }

@@ -8,7 +8,7 @@ from perfmodel.model import Dense, MoE
 from perfmodel.operators import families as fam
 from perfmodel.operators.builder import DP, EP, ETP, TP, Builder
 from perfmodel.precision import rate_of
-from perfmodel.symbolic import symbol
+from perfmodel.symbolic import either, symbol
 
 
 def dense(b: Builder, f: Dense) -> None:
@@ -33,34 +33,34 @@ def moe(b: Builder, f: MoE) -> None:
     b.linear("router", "router", h, f.experts, kernels=2)  # with top-k
     if f.latent_dim:
         b.linear("latent_down", "latent", h, f.latent_dim)
-    travels = sp.Piecewise((EP, DP > 1), (1, True))
-    sent = b.tokens / TP * f.experts_per_token * width
-    b.collective("dispatch", "all_to_all", sent * a.bytes_per_value, travels, 1)
+    travels = either(DP - 1, EP, 1)
+    k = f.experts_per_token
+    b.exchange("dispatch", a.bytes_per_value, width, travels, k)
     b.add(
         "experts",
         fam.EXPERTS,
         dict(
             M=b.routed, E=f.experts, k=f.experts_per_token, ep=EP, etp=ETP, h=width,
             d=f.intermediate, n_mat=3, w=w.bytes_per_value, a=a.bytes_per_value,
-            r=symbol("tau_tile_rows"), phi=symbol("phi"),
+            # the fused kernel packs tokens of all ranks, its efficiency has the padding in it
+            r=either(symbol("ov_fused"), 0, symbol("tau_tile_rows")), phi=symbol("phi"),
+            nu=symbol("nu"), xi=symbol("xi"),
         ),
         rate=rate_of(w, a),
         compute_class="moe",
-        memory_class="moe",
-        kernels=4,  # permute with quantise, gate and up, down, unpermute
+        memory_class="moe_4bit" if w.bits == 4 else "moe",
+        # permute with quantise, gate and up, down, unpermute; FP4 engines fuse them into two
+        kernels=2 if w.bits == 4 and a.rate != "bf16" else 4,
         tensor_class="experts",
         params=f.experts * 3 * width * f.intermediate,
         bytes_per_param=w.bytes_per_value,
         resident=f.experts / sp.ceiling(sp.Integer(f.experts) / EP) * ETP,
         active_params=f.experts_per_token * 3 * width * f.intermediate,
     )  # fmt: skip
-    b.collective("combine", "all_to_all", 2 * sent, travels, 1)
+    b.exchange("combine", 2, width, travels, k)
     if f.latent_dim:
         # partial sums are reduced at the latent width before the norm, apart from the shared ones
-        b.collective(
-            "latent_all_reduce", "all_reduce", 2 * b.tokens * width,
-            sp.Piecewise((1, DP > 1), (TP, True)), 2,
-        )  # fmt: skip
+        b.reduce("latent_all_reduce", 2 * b.tokens * width, either(DP - 1, 1, TP))
         b.linear("latent_up", "latent", f.latent_dim, h, kernels=2)
     if f.shared_experts:
         n = f.shared_experts * f.intermediate

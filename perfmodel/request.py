@@ -1,0 +1,311 @@
+"""A checked request: from what the caller names to the chain and every input with its source."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from perfmodel import catalog
+from perfmodel.engine import Engine
+from perfmodel.errors import InputError
+from perfmodel.hardware import System
+from perfmodel.model import Model
+from perfmodel.paths import data_dir
+from perfmodel.plan import Plan, stage_layers
+from perfmodel.precision import FORMATS
+from perfmodel.roofline import MODES, machine_numbers
+from perfmodel.step import StepChain, step_chain
+
+POWER_BASES = {
+    "chip": "chip TDP",
+    "rack_it": "rack IT power",
+    "all_in": "all-in utility power (SemiAnalysis registry, September 2026)",
+    "all_in_old": "all-in utility power (SemiAnalysis registry, April 2026)",
+}
+PRICE_BASES = {
+    "owned": "owned by a hyperscaler, 4-year life",
+    "neocloud": "owned by a neocloud",
+    "rental": "3-year rental",
+}
+OVERLAPS = {
+    "none": "dispatch and combine are waited for",
+    "two-batch": "two half batches take turns: one exchanges while the other computes",
+    "fused": "dispatch and combine inside the expert kernel (MegaMoE)",
+}
+PHASES = ("decode", "prefill")
+BOUNDS = ("compute", "memory", "link", "floor")
+
+
+def list_models() -> list[str]:
+    return sorted(p.stem for p in data_dir("models").glob("*.toml"))
+
+
+def list_engines() -> list[str]:
+    return sorted(p.stem for p in data_dir("engines").glob("*.toml"))
+
+
+def load_model(model: str) -> Model:
+    """The model card with this id, or of this path. Raises InputError, CardError."""
+    return catalog.load_card(Model, model, data_dir("models"), "model")
+
+
+def load_system(system: str) -> System:
+    """The machine card with this id, or of this path. Raises InputError, CardError."""
+    return catalog.load_system(system)
+
+
+def load_engine(engine: str) -> Engine:
+    """The engine card with this id, or of this path. Raises InputError, CardError."""
+    return catalog.load_card(Engine, engine, data_dir("engines"), "engine")
+
+
+def as_model(m: str | Model) -> Model:
+    return m if isinstance(m, Model) else load_model(m)
+
+
+def as_system(s: str | System) -> System:
+    return s if isinstance(s, System) else load_system(s)
+
+
+def as_engine(e: str | Engine) -> Engine:
+    return e if isinstance(e, Engine) else load_engine(e)
+
+
+@lru_cache(maxsize=1)
+def assumptions() -> dict[str, catalog.Quantity]:
+    return catalog.read_quantities(data_dir("models").parent / "assumptions.toml", "values")
+
+
+@dataclass(frozen=True)
+class Run:
+    """A checked request: the chain and every scalar input with its source."""
+
+    model: Model
+    system: System
+    engine: Engine
+    precision: str
+    step: StepChain
+    inputs: dict[str, Any]
+    sources: dict[str, str]
+    draft: str | None
+    acceptance: float
+    notes: tuple[str, ...]
+    capacity: float
+    has_price: bool
+
+
+def choice(name: str, value: str, allowed: Any) -> None:
+    if value not in allowed:
+        raise InputError(f"{name}: {value!r} is not one of {', '.join(allowed) or 'none'}")
+
+
+def whole(name: str, value: Any, low: int, high: int) -> int:
+    """`value` as an int in low .. high; raises InputError naming the field."""
+    ok = isinstance(value, int | np.integer) or (isinstance(value, float) and value.is_integer())
+    if isinstance(value, bool) or not ok or not low <= value <= high:
+        raise InputError(f"{name}: {value!r} is not a whole number from {low:,} to {high:,}")
+    return int(value)
+
+
+def prepare(
+    model: str | Model,
+    system: str | System,
+    *,
+    phase: str,
+    new_tokens: int,
+    precision: str,
+    mode: str,
+    engine: str | Engine,
+    overlap: str,
+    draft: str | None,
+    draft_tokens: int,
+    acceptance_length: float | None,
+    power_basis: str,
+    price_basis: str,
+) -> Run:
+    m, s = as_model(model), as_system(system)
+    choice("phase", phase, PHASES)
+    choice("mode", mode, tuple(MODES))
+    choice("precision", precision, ("auto", *m.precision))
+    choice("overlap", overlap, tuple(OVERLAPS))
+    if overlap == "fused" and s.floors.fused is None:
+        raise InputError(
+            f"overlap: 'fused', but the card of {s.id} has no fused expert kernel; expected "
+            f"{' or '.join(x for x in OVERLAPS if x != 'fused')}"
+        )
+    choice("power_basis", power_basis, tuple(POWER_BASES))
+    choice("price_basis", price_basis, tuple(PRICE_BASES))
+    draft_tokens = whole("draft_tokens", draft_tokens, 0, 32)
+    new_tokens = whole("new_tokens", new_tokens, 1, m.shape.context_tokens)
+    if phase == "decode" and new_tokens != 1:
+        raise InputError(
+            f"new_tokens: {new_tokens} in decode; expected 1 (draft_tokens sets speculation)"
+        )
+    draft, acceptance, notes = speculation(m, phase, draft, draft_tokens, acceptance_length)
+    precision = _precision(m, s, precision, notes)
+    machine = machine_numbers(s, mode)
+    inputs: dict[str, Any] = {k: v for k, (v, _) in machine.items()}
+    sources = {k: src for k, (_, src) in machine.items()}
+    serving = as_engine(engine)
+    for name, (value, source) in serving_numbers(serving, phase, mode).items():
+        inputs[name], sources[name] = value, source
+    inputs["tau_kernel"] *= inputs.pop("kernel_scale")
+    inputs["ov_two"], inputs["ov_fused"] = float(overlap == "two-batch"), float(overlap == "fused")
+    inputs["A"] = acceptance
+    inputs["q"] = float(new_tokens if phase == "prefill" else 1 + draft_tokens)
+    power = getattr(s.power, power_basis, None)
+    if power is None:
+        raise InputError(f"power_basis: {s.id} has no {power_basis!r} power on its card")
+    inputs["P_gpu"], sources["P_gpu"] = power.value, f"{power.source} [{power.kind}]"
+    price = getattr(s.price, price_basis, None)
+    inputs["c_gpu"] = price.value / 3600 if price is not None else float("nan")
+    sources["c_gpu"] = f"{price.source} [{price.kind}]" if price is not None else "not on the card"
+    if mode != "speed-of-light":
+        if any(
+            q.kind == "estimate" and "borrow" in q.source.lower() for q in s.quantities().values()
+        ):
+            notes.append(
+                f"extrapolated: {s.id} has no kernel measurements; it borrows efficiencies"
+            )
+        notes.append(
+            "calibrated constants: medians of published kernels; kernel floor and tile rows come "
+            "from serving rows of other models"
+        )
+    if s.profile != "as sold":
+        notes.append(f"machine profile: {s.profile}")
+    chain = step_chain_for(m, precision, phase, draft)
+    return Run(
+        m, s, serving, precision, chain, inputs, sources, draft, acceptance, tuple(notes),
+        s.memory.capacity.value, price is not None,
+    )  # fmt: skip
+
+
+def serving_numbers(engine: Engine, phase: str, mode: str) -> dict[str, tuple[float, str]]:
+    """What assumptions and the engine add to a step: name -> (SI value, source).
+
+    At the speed of light experts are evenly used and nothing waits.
+    """
+    a = assumptions()
+    out = {
+        "phi": (a[f"imbalance_{phase}"].value, a[f"imbalance_{phase}"].source),
+        "nu": (a["routing_variance"].value, a["routing_variance"].source),
+        "xi": (1.0, "the busiest rank"),
+        "workspace": (a["workspace"].value, a["workspace"].source),
+        "n_live": (a["live_vectors"].value, a["live_vectors"].source),
+        "ov_two": (0.0, "no overlap"),
+        "ov_fused": (0.0, "no overlap"),
+        "tau_sequence": (engine.values.sequence.value, engine.values.sequence.source),
+        "n_quantise_fp8": (engine.values.quantise_fp8.value, engine.values.quantise_fp8.source),
+        "n_quantise_fp4": (engine.values.quantise_fp4.value, engine.values.quantise_fp4.source),
+        "kernel_scale": (engine.values.kernel_scale.value, engine.values.kernel_scale.source),
+    }
+    if mode == "speed-of-light":
+        ideal = "speed of light: not applied"
+        even = {
+            "phi": 1.0,
+            "nu": 1e-6,
+            "xi": 0.0,
+            "tau_sequence": 0.0,
+            "n_quantise_fp8": 0.0,
+            "n_quantise_fp4": 0.0,
+        }
+        out |= {k: (v, ideal) for k, v in even.items()}
+    return out
+
+
+def check_plan(plan: Any, run: Run) -> None:
+    if not isinstance(plan, Plan):
+        raise InputError(f"plan: {plan!r} is not a Plan; write Plan(tp=8) or Plan.parse('tp=8')")
+    plan.check(run.model, run.system, run.draft)
+
+
+def _precision(m: Model, s: System, precision: str, notes: list[str]) -> str:
+    """The named precision; `auto` is native, or what the card names for chips without FP4."""
+    other = m.precision["native"].without_fp4
+    if precision == "auto" and s.chip.peak_fp4 is None and other is not None:
+        notes.append(f"precision {other}: {s.id} has no FP4 (automatic choice)")
+        return other
+    precision = "native" if precision == "auto" else precision
+    if s.chip.peak_fp4 is None:
+        p = m.precision[precision]
+        instead = f"; precision {other!r} is what it would run" if other else ""
+        if p.cache.index_rate == "fp4":
+            notes.append(
+                f"{s.id} has no FP4: precision {precision!r} keeps FP4 index keys, which its "
+                f"kernels lack{instead}"
+            )
+        if any(FORMATS[f].rate == "fp4" for f in p.activations.values()):
+            notes.append(
+                f"{s.id} has no FP4: the FP4 products of precision {precision!r} run at the next "
+                "wider rate"
+            )
+    return precision
+
+
+def speculation(
+    m: Model, phase: str, draft: str | None, draft_tokens: int, acceptance_length: float | None
+) -> tuple[str | None, float, list[str]]:
+    """(draft name, acceptance length, notes). `draft` None takes the checkpoint's own first."""
+    if draft_tokens and phase == "prefill":
+        raise InputError(f"draft_tokens: {draft_tokens} in prefill; expected 0 (drafts decode)")
+    if draft is not None and not m.draft:
+        raise InputError(f"draft: {draft!r}, but {m.id} has no draft on its card")
+    if draft is not None:
+        choice("draft", draft, tuple(m.draft))
+    if draft_tokens == 0:
+        if draft is not None:
+            raise InputError(f"draft: {draft!r} without draft_tokens; expected draft_tokens > 0")
+        if acceptance_length not in (None, 1, 1.0):
+            raise InputError(
+                f"acceptance_length: {acceptance_length} without draft_tokens; expected none or 1"
+            )
+        return None, 1.0, []
+    if not m.draft:
+        raise InputError(f"draft_tokens: {m.id} has no draft head on its card; expected 0")
+    name = draft or next((n for n, d in m.draft.items() if d.in_checkpoint), next(iter(m.draft)))
+    d = m.draft[name]
+    if draft_tokens > d.max_tokens:
+        raise InputError(f"draft_tokens: {draft_tokens} is more than the {d.max_tokens} of {name}")
+    if acceptance_length is None:
+        length = d.acceptance.get(str(draft_tokens))
+        if length is None:
+            raise InputError(
+                f"acceptance_length: the card has none for {draft_tokens} draft tokens of {name}; "
+                "give one"
+            )
+        return name, length, [f"acceptance length {length} for draft {name}: {d.source}"]
+    number = isinstance(acceptance_length, int | float | np.number)
+    if isinstance(acceptance_length, bool) or not number:
+        raise InputError(f"acceptance_length: {acceptance_length!r} is not a number")
+    if not 1 <= acceptance_length <= draft_tokens + 1:
+        raise InputError(
+            f"acceptance_length: {acceptance_length} must lie in 1 .. draft_tokens + 1 = "
+            f"{draft_tokens + 1} (it counts the bonus token)"
+        )
+    return name, float(acceptance_length), []
+
+
+_chains: dict[tuple[int, str, str, str | None], tuple[Model, StepChain]] = {}
+
+
+def step_chain_for(m: Model, precision: str, phase: str, draft: str | None) -> StepChain:
+    """The step chain, cached per model object (which holds tables and has no hash).
+
+    The entry keeps its model alive, so that the id cannot come back as another model's.
+    """
+    key = (id(m), precision, phase, draft)
+    if key not in _chains:
+        if len(_chains) > 64:
+            _chains.clear()
+        _chains[key] = (m, step_chain(m, precision, phase, draft))
+    return _chains[key][1]
+
+
+def layout(plan: Plan, model: Model) -> dict[str, float]:
+    ep, etp = plan.experts
+    sizes = dict(tp=plan.tp, dp=plan.dp, pp=plan.pp, ep=ep, etp=etp, dcp=plan.dcp)
+    sizes |= {f"L_{k}": n for k, n in stage_layers(model, plan.pp).items()}
+    return {k: float(v) for k, v in sizes.items()}

@@ -1,0 +1,1 @@
+"""Validation: the model beside measurements that others published."""
