@@ -22,6 +22,7 @@ import numpy as np
 from perfmodel import api
 from perfmodel.api import Plan
 from perfmodel.columns import compile_columns
+from perfmodel.symbolic import evaluate
 
 MODEL, SYSTEM, PLAN = "deepseek-v4-pro", "gb300-nvl72", Plan(dp=72)
 CHUNK = api.CHUNK
@@ -34,8 +35,9 @@ def by_hand(c: dict[str, float], batch: np.ndarray, context: np.ndarray) -> np.n
     Any plan with pp = 1 inside one NVLink domain and no context parallel.
     """
     tp, dp, ep, etp = c["tp"], c["dp"], c["ep"], c["etp"]
-    bw_gemm, bw_moe = c["W_hbm"] * c["e_hbm_gemm"], c["W_hbm"] * c["e_hbm_moe"]
+    bw_gemm, bw_moe = c["W_hbm"] * c["e_hbm_gemm"], c["W_hbm"] * c["e_hbm_moe_4bit"]
     bw_attn, bw_stream = c["W_hbm"] * c["e_hbm_attention"], c["W_hbm"] * c["e_hbm_stream"]
+    bw_sparse = c["W_hbm"] * c["e_hbm_sparse"]
     bf16, fp8 = c["P_bf16"] * c["e_gemm_bf16"], c["P_fp8"] * c["e_gemm_fp8"]
     fp4, tau = c["P_fp4"] * c["e_gemm_fp4"], c["tau_kernel"]
     attn = c["P_bf16"] * c["e_attention_decode_bf16"]
@@ -45,11 +47,15 @@ def by_hand(c: dict[str, float], batch: np.ndarray, context: np.ndarray) -> np.n
     m = np.ceil(batch / dp)
     M = batch  # tokens that there are: ranks with fewer sequences route fewer
 
+    def longer(a: Any, b: Any, left: float = c["e_unhidden"]) -> Any:
+        """The longer time and the share of the shorter that it does not hide."""
+        return (1 - left) * np.maximum(a, b) + left * (a + b)
+
     def gemm(n_in: float, n_out: float, byte: float, peak: float, g: int = 1) -> np.ndarray:
-        """One projection: the larger of its compute and its memory time."""
+        """One projection: its compute and its memory time."""
         compute = m * (2 * g * n_in * n_out / peak)
         memory = m * (2 * g * (n_in + n_out) / bw_gemm) + g * n_in * n_out * byte / bw_gemm
-        return np.maximum(compute, memory)
+        return longer(compute, memory)
 
     def split(n_in: int, n_out: int, byte: float, peak: float, s: float, g: int = 1) -> np.ndarray:
         """A projection whose weights and activations are split s ways."""
@@ -62,14 +68,18 @@ def by_hand(c: dict[str, float], batch: np.ndarray, context: np.ndarray) -> np.n
     time += layers * split(groups * o_rank, h, w8, fp8, tp)
     time += m * (layers * 2 * (2 * (q_rank + dim) + 2 * h + 2 * width / tp) / bw_stream)
     window = np.minimum(context, 128)
-    queries = m * (4 * width / tp / bw_attn)
+    queries, partly = m * (4 * width / tp / bw_sparse), c["e_unhidden_attention"]
+
+    def core(pairs: np.ndarray) -> np.ndarray:
+        """The gathering attention core."""
+        compute = pairs * (4 * width / tp / attn)
+        return longer(compute, pairs * (584 / bw_sparse) + queries, partly)
 
     # HCA: dense over a cache compressed 128 times
     time += hca * gemm(h, 2 * dim, 2, bf16)
     seen = np.floor(context / 128)
     seen += window
-    pairs = m * seen
-    time += hca * np.maximum(pairs * (4 * width / tp / attn), pairs * (584 / bw_attn) + queries)
+    time += hca * core(m * seen)
 
     # CSA: indexer over a cache compressed 4 times, then the best 1024
     time += csa * gemm(h, 4 * dim, 2, bf16)
@@ -78,25 +88,27 @@ def by_hand(c: dict[str, float], batch: np.ndarray, context: np.ndarray) -> np.n
     time += csa * gemm(h, 512, 2, bf16)
     entries = np.floor(context / 4)
     pairs = m * entries
-    time += pairs * (csa * max(2 * 64 * 128 / fp4, (68 + 4) / bw_attn))
+    time += pairs * (csa * longer(2 * 64 * 128 / fp4, (68 + 4) / bw_attn))
     seen = np.minimum(entries, 1024)
     seen += window
-    pairs = m * seen
-    time += csa * np.maximum(pairs * (4 * width / tp / attn), pairs * (584 / bw_attn) + queries)
+    time += csa * core(m * seen)
 
     # experts, shared expert and router
     time += layers * gemm(h, 384, 2, bf16)
-    inner = 3072
-    hit = 1 - np.power(1 - 6 / 384, M)
-    held = np.ceil(384 / ep)  # on the fullest rank
-    pairs = M * (6 * c["phi"] * held / 384)
+    inner, slots = 3072, 384 + c["n_redundant"]
+    held = np.ceil(slots / ep)  # on the fullest rank
+    # experts are not equally popular, and the rank with most of them touched sets the time
+    miss = 1 - 6 / 384  # the chance that one token misses an expert
+    hit = 1 - miss * np.power(1 - c["nu"] * np.log(miss) * (M - 1), -1 / c["nu"])
+    spread = np.sqrt(2 * np.log(ep) * held * hit * (1 - hit))
+    touched = np.minimum(held, held * hit + c["xi"] * spread)
+    pairs = M * (6 * (c["phi"] + c["phi_slope"] * (ep - 1)) * held / slots)
     weights = 3 * h * inner
     byte = 0.5 + 1 / 32  # FP4 with a scale byte for each 32 values
-    padded = hit * (held * c["tau_tile_rows"])
-    padded += pairs
-    time += layers * np.maximum(
+    padded = touched * c["tau_tile_rows"] + pairs
+    time += layers * longer(
         padded * (2 * weights / etp / (c["P_fp8"] * c["e_moe_fp8"])),
-        hit * (held * weights * byte / etp / bw_moe) + pairs * ((2 * h + 3 * inner / etp) / bw_moe),
+        touched * (weights * byte / etp / bw_moe) + pairs * ((2 * h + 3 * inner / etp) / bw_moe),
     )
     time += layers * split(h, 2 * inner, w8, fp8, tp)
     time += layers * split(inner, h, w8, fp8, tp)
@@ -104,22 +116,31 @@ def by_hand(c: dict[str, float], batch: np.ndarray, context: np.ndarray) -> np.n
     # residual streams, norms, head
     mix = (2 + streams) * streams
     time += 2 * layers * gemm(streams * h, mix, 4, bf16)
-    mhc = max(
+    mhc = longer(
         (2 * streams**2 * h + 2 * streams * h) / bf16, 2 * h * (streams + 1 + 2 * streams + 1)
         / bw_stream,
     )  # fmt: skip
     time += m * (2 * layers * mhc + (layers + 1) * 4 * h / bw_stream)
     time += split(h, vocab, 2, bf16, tp)
 
-    # links: all inside one domain; then the floors
+    # links: all inside one domain; each collective the faster of two ways
     travels = ep if dp > 1 else 1
-    reduce, to_all = c["W_nvl"] * c["e_link_all_reduce"], c["W_nvl"] * c["e_link_all_to_all"]
-    per_token = layers * 6 * h * (1 + 2) / tp * (travels - 1) / travels / to_all
-    per_token += (2 * layers * 2 * 2 * h + 4 * vocab / tp) * (tp - 1) / tp / reduce
-    time += m * per_token
-    on = c["tau_all_to_all"] * 2 * layers * min(1, travels - 1)
-    on += c["tau_all_reduce"] * (2 * layers + 1) * min(1, tp - 1)
-    time += c["floors"] * tau + on + c["tau_step"]
+    link_1 = c["W_nvl"] * c["e_link_all_reduce_one"]
+    link_2, link_x = c["W_nvl"] * c["e_link_all_reduce"], c["W_nvl"] * c["e_link_all_to_all"]
+    if travels > 1:
+        for value in (1, 2):  # dispatch in FP8, combine in BF16
+            sent = m * (h * value)
+            straight = sent * (6 / tp * (travels - 1) / travels / link_x) + c["tau_all_to_all"]
+            gathered = sent * ((travels - 1) / tp / link_2) + c["tau_all_reduce_two"]
+            time += layers * np.minimum(straight, gathered)
+    if tp > 1:
+        sent = m * (2 * h)
+        one = sent * ((tp - 1) / link_1) + c["tau_all_reduce"]
+        two = sent * (2 * (tp - 1) / tp / link_2) + c["tau_all_reduce_two"]
+        rest = c["tau_all_reduce_rank"] * (tp - 2)
+        time += 2 * layers * (np.minimum(one, two) + rest)
+        time += m * (4 * vocab / tp * (tp - 1) / tp / link_2) + c["tau_all_reduce"]
+    time += c["floors"] * tau + c["tau_step"] + m * c["tau_sequence"]
     return time
 
 
@@ -171,7 +192,7 @@ def main(rows: tuple[int, ...] = (100_000, 1_000_000)) -> None:
     point = api.estimate(MODEL, SYSTEM, PLAN, batch=72, context_tokens=4096)
     scalars = dict(point.values)
     floors = [o.kernels * o.count for o in point.step.ops if o.link is None]
-    scalars["floors"] = float(sum(floors))
+    scalars["floors"] = sum(evaluate(x, scalars) for x in floors)
     keys = ("step_time", "tpot", "interactivity", "throughput_gpu", "throughput_mw", "usd_per_mtok")
     f = compile_columns(point.step.chain, keys, ("B", "T"))
     inputs = {k: scalars[k] for k in f.args}

@@ -21,6 +21,7 @@ from perfmodel.operators.builder import Op
 from perfmodel.plan import Plan
 from perfmodel.plan import plans as _plans
 from perfmodel.request import (
+    BALANCES,
     BOUNDS,
     OVERLAPS,
     PHASES,
@@ -103,6 +104,8 @@ class Estimate:
     mode: str
     engine: str
     overlap: str
+    balance: str
+    redundant_experts: int
     precision: str
     batch: int
     context_tokens: int
@@ -158,6 +161,8 @@ def estimate(
     mode: str = "calibrated",
     engine: str | Engine = "typical",
     overlap: str = "none",
+    balance: str = "balanced",
+    redundant_experts: int = 0,
     draft: str | None = None,
     draft_tokens: int = 0,
     acceptance_length: float | None = None,
@@ -172,7 +177,9 @@ def estimate(
     """
     run = prepare(
         model, system, phase=phase, new_tokens=new_tokens, precision=precision, mode=mode,
-        engine=engine, overlap=overlap, draft=draft, draft_tokens=draft_tokens, acceptance_length=acceptance_length,
+        engine=engine, overlap=overlap, balance=balance,
+        redundant_experts=redundant_experts, draft=draft, draft_tokens=draft_tokens,
+        acceptance_length=acceptance_length,
         power_basis=power_basis, price_basis=price_basis,
     )  # fmt: skip
     check_plan(plan, run)
@@ -196,7 +203,8 @@ def estimate(
     lines = [x for x in lines if x.time_s > 0 or x.flops > 0]
     return Estimate(
         model_id=run.model.id, system_id=run.system.id, plan=plan, phase=phase, mode=mode,
-        engine=run.engine.id, overlap=overlap, precision=run.precision, batch=batch,
+        engine=run.engine.id, overlap=overlap, balance=balance,
+        redundant_experts=redundant_experts, precision=run.precision, batch=batch,
         context_tokens=context_tokens, new_tokens=new_tokens,
         draft=run.draft, draft_tokens=draft_tokens if run.draft else 0,
         acceptance_length=run.acceptance, gpus=plan.gpus,
@@ -283,6 +291,8 @@ def _line(run: Run, op: Op, key: str, inputs: dict[str, Any], v: dict[str, float
         "memory": f"e_hbm_{op.memory_class}",
         "link": f"e_link_{'all_reduce' if op.link == 'send' else op.link}",
     }.get(bound)
+    if op.formulas.name == "experts" and inputs["ov_fused"]:
+        name = {"compute": "e_moe_fused", "memory": "e_hbm_moe_fused"}.get(bound)
     floor = f"tau_{op.link or 'kernel'}"
     return OperatorLine(
         name=op.name, layer_kind=op.layer_kind, family=op.formulas.name, count=n,
@@ -335,6 +345,8 @@ def sweep(
     mode: str = "calibrated",
     engine: str | Engine = "typical",
     overlap: str = "none",
+    balance: str = "balanced",
+    redundant_experts: int = 0,
     draft: str | None = None,
     draft_tokens: int = 0,
     acceptance_length: float | None = None,
@@ -347,7 +359,9 @@ def sweep(
     """
     run = prepare(
         model, system, phase=phase, new_tokens=new_tokens, precision=precision, mode=mode,
-        engine=engine, overlap=overlap, draft=draft, draft_tokens=draft_tokens, acceptance_length=acceptance_length,
+        engine=engine, overlap=overlap, balance=balance,
+        redundant_experts=redundant_experts, draft=draft, draft_tokens=draft_tokens,
+        acceptance_length=acceptance_length,
         power_basis=power_basis, price_basis=price_basis,
     )  # fmt: skip
     check_plan(plan, run)
@@ -413,6 +427,8 @@ def best(
     mode: str = "calibrated",
     engine: str | Engine = "typical",
     overlap: str = "none",
+    balance: str = "balanced",
+    redundant_experts: int = 0,
     draft: str | None = None,
     draft_tokens: int = 0,
     acceptance_length: float | None = None,
@@ -427,7 +443,9 @@ def best(
     """
     run = prepare(
         model, system, phase="decode", new_tokens=1, precision=precision, mode=mode,
-        engine=engine, overlap=overlap, draft=draft, draft_tokens=draft_tokens, acceptance_length=acceptance_length,
+        engine=engine, overlap=overlap, balance=balance,
+        redundant_experts=redundant_experts, draft=draft, draft_tokens=draft_tokens,
+        acceptance_length=acceptance_length,
         power_basis=power_basis, price_basis=price_basis,
     )  # fmt: skip
     candidates = _plans(run.model, run.system, max_gpus, run.draft)
@@ -462,12 +480,13 @@ def best(
 def curve_band(
     model: str | Model, system: str | System, columns: Mapping[str, Any], mode: str = "calibrated"
 ) -> dict[str, np.ndarray]:
-    """Where 90 % of measured rows of this kind would put a curve, at each of its interactivities.
+    """Where the middle half of measured rows of this kind would put a curve.
 
     columns: those of `sweep` or `best` for decode, with `gpus` or not. A TPOT that is r times as
     long divides interactivity and throughput by r, so each edge is the curve moved along both axes,
-    read at the curve's own interactivities: `throughput_tok_s_mw_low` and `_high`, nan beyond the
-    edge's ends, and everywhere at the speed of light.
+    read at the curve's own interactivities: `throughput_tok_s_mw_low` and `_high` (widened where no
+    rows are, see `bands`). Beyond the fast end of the lower edge there is nothing: 1 % of the curve
+    stands for that. nan at the speed of light.
     """
     m, s = as_model(model), as_system(system)
     x = np.asarray(columns["interactivity_tok_s_user"], float)
@@ -484,13 +503,15 @@ def curve_band(
         for b, t, g in zip(columns["batch"], columns["context_tokens"], gpus, strict=True)
     ]  # fmt: skip
     for name, ratio in (
-        ("low", np.array([b.high for b in found])),
-        ("high", np.array([b.low for b in found])),
+        ("low", np.array([b.high_half for b in found])),
+        ("high", np.array([b.low_half for b in found])),
     ):
         order = np.argsort(x / ratio)
-        out[f"throughput_tok_s_mw_{name}"] = np.interp(
-            x, (x / ratio)[order], (y / ratio)[order], left=np.nan, right=np.nan
-        )
+        edge = np.interp(x, (x / ratio)[order], (y / ratio)[order])
+        beyond = x > (x / ratio).max()
+        out[f"throughput_tok_s_mw_{name}"] = np.where(beyond, 0.01 * y, edge)
+    out["throughput_tok_s_mw_low"] = np.minimum(out["throughput_tok_s_mw_low"], y)
+    out["throughput_tok_s_mw_high"] = np.maximum(out["throughput_tok_s_mw_high"], y)
     return out
 
 
@@ -508,7 +529,7 @@ def explain(e: Estimate, name: str) -> Explanation:
 
 
 __all__ = [
-    "BOUNDS", "Estimate", "Explanation", "MODES", "MemoryLine", "OVERLAPS", "OperatorLine",
+    "BALANCES", "BOUNDS", "Estimate", "Explanation", "MODES", "MemoryLine", "OVERLAPS", "OperatorLine",
     "PHASES",
     "POWER_BASES", "PRICE_BASES", "Plan", "best", "curve_band", "drafts", "estimate", "explain",
     "explain_names", "key_equations", "list_engines", "list_models", "list_systems",

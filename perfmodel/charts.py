@@ -126,12 +126,15 @@ def frontier_chart(
     layers = [line, dots]
     if bands:
         layers = [
-            base.mark_area(opacity=0.14, clip=True, line=False).encode(
+            # colours without a scale, so that the legend stays that of the lines
+            base.transform_calculate(shade=_shade(domain))
+            .mark_area(fillOpacity=0.17, clip=True)
+            .encode(
                 x=x,
                 y=alt.Y("throughput_tok_s_mw_low:Q", title=_y_title(power_basis)),
-                y2="throughput_tok_s_mw_high:Q",
-                color=alt.Color("system:N", scale=_scale(domain, COLOURS), legend=None),
-                order=alt.Order("interactivity_tok_s_user:Q"),
+                y2=alt.Y2("throughput_tok_s_mw_high"),
+                fill=alt.Fill("shade:N", scale=None),
+                detail="system:N",
             ),
             *layers,
         ]
@@ -160,6 +163,13 @@ def frontier_chart(
         or "Line chart: output throughput per megawatt against interactivity in tokens per second"
         " per user, one line for each system"
         + (f" ({', '.join(domain)})." if domain else "."),
+    )
+
+
+def _shade(domain: list[str] | None) -> str:
+    """A Vega expression for the colour that `_scale` gives the row's system."""
+    return (
+        f"{json.dumps(COLOURS)}[indexof({json.dumps(domain or [])}, datum.system) % {len(COLOURS)}]"
     )
 
 

@@ -138,6 +138,8 @@ def _add_point(sub: argparse.ArgumentParser) -> None:
     add("--mode", choices=MODES, default="calibrated", help="default: calibrated")
     add("--engine", default="typical", metavar="NAME", help="trtllm, vllm, sglang (typical)")
     add("--overlap", default="none", metavar="NAME", help="none, two-batch, fused (none)")
+    add("--balance", default="balanced", metavar="NAME", help="balanced, unbalanced (balanced)")
+    add("--redundant-experts", type=count, default=0, metavar="N", help="replicas in a layer (0)")
     add("--draft", metavar="NAME", help="draft of the model (the checkpoint's own)")
     add("--draft-tokens", type=count, default=0, metavar="N", help="speculative decoding (0: off)")
     add("--acceptance-length", type=finite, metavar="X", help="tokens a step yields")
@@ -168,6 +170,8 @@ def _point(args: argparse.Namespace) -> Any:
         mode=args.mode,
         engine=_engine(args.engine),
         overlap=args.overlap,
+        balance=args.balance,
+        redundant_experts=args.redundant_experts,
         draft=args.draft,
         draft_tokens=args.draft_tokens,
         acceptance_length=args.acceptance_length,
@@ -237,6 +241,10 @@ def _metrics(e: Any) -> Iterator[tuple[str, str]]:
     context = f"{e.context_tokens:,} tokens in cache"
     yield "Point", f"{e.phase}, batch {e.batch:,}, {context}{prefill}; {e.mode}"
     overlap = "" if e.overlap == "none" else f", overlap {e.overlap}"
+    if e.balance != "balanced":
+        overlap += ", experts unbalanced"
+    if e.redundant_experts:
+        overlap += f", {e.redundant_experts} redundant experts"
     yield "Engine", f"{e.engine}{overlap}"
     if e.draft_tokens:
         length = f"{e.acceptance_length:g} tokens a step"

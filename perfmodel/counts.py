@@ -70,7 +70,7 @@ def decode_flops(model: Model, context_tokens: int) -> dict[tuple[str, str], flo
     One GPU, one sequence, no tile padding: the convention of published FLOP counts.
     """
     values = dict(T=context_tokens, q=1, m=1, b=1, M=1, B=1, tp=1, dp=1, pp=1, ep=1, etp=1, dcp=1)
-    values |= dict.fromkeys(("tau_context_decode", "tau_sparse_heads"), 0)
+    values |= dict.fromkeys(("tau_context_decode", "tau_sparse_heads", "n_redundant"), 0)
     out: dict[tuple[str, str], float] = defaultdict(float)
     for op in collect(model, "native", "decode").ops:
         if op.formulas.name == "elementwise" or op.link:

@@ -407,7 +407,7 @@ class Study:
             caption="Output tokens per second and megawatt against tokens per second for each "
             f"user, {self.context_tokens:,} tokens of context. Each point is the best plan and "
             "batch at its interactivity; up and to the right is better. The grey line is the "
-            "target; the shade holds 90 % of measured rows of this kind (wider where none are).",
+            "target; the shade holds the middle half of measured rows of this kind, widened where none are.",
             label="fig-frontier",
         )
 

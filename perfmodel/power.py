@@ -4,10 +4,12 @@ A board draws its idle power, and the rest of its limit in proportion to what it
 the tensor cores and time of the memory count with one weight (`working`; where they overlap, both
 count), time in which a step has neither (links, latency floors, the host) with a smaller one
 (`waiting`). The three constants are in `power.toml`, the same for all models, chips and engines;
-the measured rows do not tell tensor cores from memory, nor links from launches.
+four separate weights did not predict the
+held-out rows better.
 
 This is power of the board alone, not of the server, and not the provisioned power of a machine
-card (`power_basis`). It is calibrated for B200; see tests/test_power.py for the error elsewhere.
+card (`power_basis`). It is calibrated for B200 only, and too high on MI355X by about a quarter:
+see tests/test_power.py for the error by chip and model.
 """
 
 from __future__ import annotations

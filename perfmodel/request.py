@@ -35,6 +35,10 @@ OVERLAPS = {
     "two-batch": "two half batches take turns: one exchanges while the other computes",
     "fused": "dispatch and combine inside the expert kernel (MegaMoE)",
 }
+BALANCES = {
+    "balanced": "experts are moved or replicated so that ranks have about equal loads",
+    "unbalanced": "experts stay where they are: the busiest rank's load grows with the ranks",
+}
 PHASES = ("decode", "prefill")
 BOUNDS = ("compute", "memory", "link", "floor")
 
@@ -120,6 +124,8 @@ def prepare(
     mode: str,
     engine: str | Engine,
     overlap: str,
+    balance: str,
+    redundant_experts: int,
     draft: str | None,
     draft_tokens: int,
     acceptance_length: float | None,
@@ -130,6 +136,8 @@ def prepare(
     choice("phase", phase, PHASES)
     choice("mode", mode, tuple(MODES))
     choice("precision", precision, ("auto", *m.precision))
+    choice("balance", balance, tuple(BALANCES))
+    redundant_experts = whole("redundant_experts", redundant_experts, 0, 4096)
     choice("overlap", overlap, tuple(OVERLAPS))
     if overlap == "fused" and s.floors.fused is None:
         raise InputError(
@@ -154,6 +162,13 @@ def prepare(
         inputs[name], sources[name] = value, source
     inputs["tau_kernel"] *= inputs.pop("kernel_scale")
     inputs["ov_two"], inputs["ov_fused"] = float(overlap == "two-batch"), float(overlap == "fused")
+    inputs["n_redundant"] = float(redundant_experts)
+    if balance == "balanced":
+        inputs["phi_slope"] = 0.0
+    elif mode != "speed-of-light":
+        slope = assumptions()[f"imbalance_slope_{phase}"]
+        inputs["phi"], sources["phi"] = 1.0, "unbalanced: grows with the ranks"
+        inputs["phi_slope"], sources["phi_slope"] = slope.value, slope.source
     inputs["A"] = acceptance
     inputs["q"] = float(new_tokens if phase == "prefill" else 1 + draft_tokens)
     power = getattr(s.power, power_basis, None)
@@ -186,7 +201,7 @@ def prepare(
 def serving_numbers(engine: Engine, phase: str, mode: str) -> dict[str, tuple[float, str]]:
     """What assumptions and the engine add to a step: name -> (SI value, source).
 
-    At the speed of light experts are evenly used and nothing waits.
+    At the speed of light nothing waits: ranks have equal loads, experts still their popularity.
     """
     a = assumptions()
     out = {
@@ -195,6 +210,8 @@ def serving_numbers(engine: Engine, phase: str, mode: str) -> dict[str, tuple[fl
         "xi": (1.0, "the busiest rank"),
         "workspace": (a["workspace"].value, a["workspace"].source),
         "n_live": (a["live_vectors"].value, a["live_vectors"].source),
+        "phi_slope": (0.0, "balanced"),
+        "n_redundant": (0.0, "no replicas"),
         "ov_two": (0.0, "no overlap"),
         "ov_fused": (0.0, "no overlap"),
         "tau_sequence": (engine.values.sequence.value, engine.values.sequence.source),
@@ -206,7 +223,6 @@ def serving_numbers(engine: Engine, phase: str, mode: str) -> dict[str, tuple[fl
         ideal = "speed of light: not applied"
         even = {
             "phi": 1.0,
-            "nu": 1e-6,
             "xi": 0.0,
             "tau_sequence": 0.0,
             "n_quantise_fp8": 0.0,

@@ -112,6 +112,8 @@ INPUTS = (
     ("phi", "1", "load of the busiest expert rank over the mean", r"\varphi"),
     ("nu", "1", "variance of the experts' popularity, whose mean is 1", r"\nu"),
     ("xi", "1", "1: wait for the rank with most experts touched; 0: the mean", r"\xi"),
+    ("phi_slope", "1", "growth of that load with each rank, where nothing balances it", None),
+    ("n_redundant", "1", "replicas of busy experts in a layer", r"R"),
     ("ov_two", "1", "1: two-batch overlap of the expert exchange", r"o_2"),
     ("ov_fused", "1", "1: dispatch and combine inside the expert kernel", r"o_f"),
     ("n_quantise_fp8", "1", "kernels that quantise activations, block-scaled FP8 products", None),

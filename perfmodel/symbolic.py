@@ -36,12 +36,12 @@ class _Choice(sp.Function):
 
     @classmethod
     def eval(cls, a: sp.Expr, b: sp.Expr) -> sp.Expr | None:
-        if a.is_Number and b.is_Number:
-            return cls._pick(a, b)
+        if a.is_number and b.is_number:  # log(8) is a number, too, though no literal one
+            return cls._pick(a, b, key=float)
         return None
 
-    def _eval_is_extended_positive(self) -> bool:
-        return True
+    def _eval_is_extended_positive(self) -> bool | None:
+        return all(a.is_extended_positive for a in self.args) or None
 
     def _latex(self, printer: Any, **_: Any) -> str:
         inner = ", ".join(printer._print(a) for a in self.args)
@@ -91,8 +91,8 @@ class either(sp.Function):  # noqa: N801
     def eval(cls, x: sp.Expr, a: sp.Expr, b: sp.Expr) -> sp.Expr | None:
         if a == b:
             return a
-        if x.is_Number:
-            return a if x > 0 else b
+        if x.is_number:
+            return a if float(x) > 0 else b
         return None
 
     def fdiff(self, argindex: int = 1) -> sp.Expr:
@@ -100,10 +100,10 @@ class either(sp.Function):  # noqa: N801
         if argindex == 1:
             return sp.S.Zero
         x = self.args[0]
-        return sp.Heaviside(x if argindex == 2 else -x, 0)
+        return sp.Heaviside(x, 0) if argindex == 2 else sp.Heaviside(-x, 1)
 
-    def _eval_is_extended_positive(self) -> bool:
-        return True
+    def _eval_is_extended_positive(self) -> bool | None:
+        return all(a.is_extended_positive for a in self.args[1:]) or None
 
     def _latex(self, printer: Any, **_: Any) -> str:
         x, a, b = (printer._print(z) for z in self.args)

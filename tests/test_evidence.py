@@ -1,9 +1,8 @@
-"""First look at measured kernels: DeepSeek V4 Pro decode attention modules.
+"""Whole modules of measured kernels: DeepSeek V4 Pro decode attention.
 
 Not an independent check: the kernels counted per operator were chosen knowing medians of these
-very modules. No constant was fitted by an optimiser.
-
-Calibration against all the evidence is later work; this holds the error that the docs state.
+very modules, and the floors and efficiencies of the cards are fits of tables like these
+(`calibration/fit_kernels.py`). It holds the error that docs/validation.md states.
 """
 
 import csv
@@ -11,7 +10,8 @@ import csv
 import numpy as np
 import pytest
 
-from perfmodel.api import load_model, load_system
+from perfmodel.api import load_engine, load_model, load_system
+from perfmodel.request import serving_numbers
 from perfmodel.roofline import machine_numbers
 from perfmodel.step import step_chain
 
@@ -37,12 +37,15 @@ def _predict(kind, system, rows):
         f"o{i}_t" for i, op in enumerate(step.ops) if op.layer_kind == kind and op.link is None
     ]
     machine = {k: v for k, (v, _) in machine_numbers(load_system(system), "calibrated").items()}
+    # kernels as tables time them: no engine's launch gaps
+    serving = serving_numbers(load_engine("kernels"), "decode", "calibrated")
+    machine |= {k: v for k, (v, _) in serving.items()}
     column = {k: np.array([float(r[k]) for r in rows]) for k in ("batch_size", "step", "tp_size")}
     inputs = dict(
         B=column["batch_size"], T=column["step"] + 1, tp=column["tp_size"], q=1.0, dp=1.0, pp=1.0,
-        ep=column["tp_size"], etp=1.0, dcp=1.0, phi=1.0, A=1.0,
+        ep=column["tp_size"], etp=1.0, dcp=1.0, A=1.0,
     )  # fmt: skip
-    return sum(step.chain.compile(*names)(**machine, **inputs).values())
+    return sum(step.chain.compile(*names)(**machine | inputs).values())
 
 
 @pytest.mark.parametrize("system", SYSTEMS)
@@ -55,7 +58,6 @@ def test_decode_attention_modules(evidence, record_property, system, ratio):
     error = _predict(KINDS[ratio], SYSTEMS[system], rows) / measured - 1
     mdape, p90 = np.median(abs(error)), np.quantile(abs(error), 0.9)
     record_property("mdape", float(mdape))
-    print(
-        f"{system} {KINDS[ratio]}: n {len(rows)}, MdAPE {mdape:.1%}, P90 {p90:.1%}, bias {np.median(error):+.1%}"
-    )
-    assert mdape < 0.30
+    bias = np.median(error)
+    print(f"{system} {KINDS[ratio]}: n {len(rows)}, MdAPE {mdape:.1%}, P90 {p90:.1%}, {bias:+.1%}")
+    assert mdape < 0.10

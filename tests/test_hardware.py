@@ -10,6 +10,7 @@ from perfmodel.errors import CardError, InputError
 from perfmodel.hardware import System
 from perfmodel.model import Model
 from perfmodel.paths import data_dir
+from perfmodel.roofline import machine_numbers
 
 GB300 = (data_dir("hardware") / "gb300-nvl72.toml").read_text()
 
@@ -67,6 +68,40 @@ def test_the_wrong_kind_of_card() -> None:
         catalog.read_card(Model, machine)
     with pytest.raises(CardError, match="this is a model card; expected a machine card"):
         catalog.read_card(System, model)
+
+
+@pytest.mark.parametrize("system", api.list_systems())
+@pytest.mark.parametrize("mode", ["calibrated", "speed-of-light"])
+def test_every_rate_runs_at_a_peak_of_the_chip(system: str, mode: str) -> None:
+    """A chip without FP8 or FP4 runs those operands at the next wider peak and its efficiency."""
+    card = api.load_system(system)
+    got = machine_numbers(card, mode)
+    wider = "bf16"
+    for rate in ("bf16", "fp8", "fp4"):
+        peak = getattr(card.chip, f"peak_{rate}")
+        wider = rate if peak is not None else wider
+        assert got[f"P_{rate}"][0] == card.field(f"chip.peak_{wider}").value
+        for kind in ("gemm", "moe", "attention_prefill", "attention_decode"):
+            # attention has no FP4 form: FP8 at the narrowest
+            named = "fp8" if wider == "fp4" and kind.startswith("attention") else wider
+            want = card.field(f"efficiency.{kind}_{named}").value
+            assert got[f"e_{kind}_{rate}"][0] == (want if mode == "calibrated" else 1)
+        if peak is None:
+            assert f"no {rate} on this chip: runs at {wider}" in got[f"P_{rate}"][1]
+    for name, (value, source) in got.items():
+        assert source.strip() and value >= 0
+        if mode == "speed-of-light" and name.startswith(("tau_", "e_unhidden")):
+            assert value == 0
+        elif name.startswith("e_") and "unhidden" not in name:
+            assert 0 < value <= 1
+            assert value == 1 or mode == "calibrated"
+
+
+def test_a_fused_kernel_has_a_floor_and_two_rates() -> None:
+    for name in api.list_systems():
+        s = api.load_system(name)
+        parts = (s.floors.fused, s.efficiency.moe_fused, s.efficiency.hbm_moe_fused)
+        assert len({x is None for x in parts}) == 1, name
 
 
 def test_numbers_by_path() -> None:

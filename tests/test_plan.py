@@ -54,6 +54,19 @@ def test_check_says_what_does_not_go(plan: Plan, says: str) -> None:
     assert says in str(e.value)
 
 
+@pytest.mark.parametrize(
+    ("model", "plan", "says"),
+    [("qwen3-235b-a22b", Plan(tp=4, dcp=2), "one cache per KV head"),
+     ("gpt-oss-120b", Plan(tp=2, dcp=2), "window layers"),
+     ("llama-3.1-8b", Plan(tp=64), "32 heads"), ("minimax-m2.5", Plan(tp=32), "48 heads"),
+     ("gpt-oss-120b", Plan(dp=256), "128 experts")],
+)  # fmt: skip
+def test_check_of_other_shapes(model: str, plan: Plan, says: str) -> None:
+    with pytest.raises(InputError) as e:
+        plan.check(api.load_model(model), api.load_system("gb300-nvl72"))
+    assert says in str(e.value)
+
+
 @pytest.mark.parametrize("model", api.list_models())
 @pytest.mark.parametrize("system", api.list_systems())
 def test_searched_plans_are_possible_and_unique(model: str, system: str) -> None:

@@ -44,7 +44,7 @@ contexts = st.integers(1, 160_000)  # cut to what the model takes: see `within`
 phases = st.sampled_from(["decode", "prefill"])
 engines = st.sampled_from(api.list_engines())
 overlaps = st.sampled_from(["none", "two-batch", "fused"])
-quick = settings(max_examples=100, deadline=None)
+quick = settings(max_examples=60, deadline=None)
 
 
 def within(model: str, t: int, room: int = NEW) -> int:
@@ -128,13 +128,13 @@ def layered(o: api.OperatorLine) -> bool:
     return not o.layer_kind.startswith("draft ")
 
 
-FASTER = [
-    *("memory.bandwidth chip.peak_bf16 chip.peak_fp8 chip.peak_fp4 scale_up.bandwidth".split()),
-    *("scale_out.bandwidth efficiency.hbm_gemm efficiency.hbm_moe efficiency.hbm_moe_4bit".split()),
-    *("efficiency.hbm_attention efficiency.hbm_sparse efficiency.hbm_scan".split()),
-    *("efficiency.link_all_reduce efficiency.link_all_reduce_one".split()),
-    *("efficiency.link_all_to_all efficiency.moe_fused efficiency.hbm_moe_fused".split()),
-]
+FASTER = (
+    "memory.bandwidth", "chip.peak_bf16", "chip.peak_fp8", "chip.peak_fp4", "scale_up.bandwidth",
+    "scale_out.bandwidth", "efficiency.hbm_gemm", "efficiency.hbm_moe", "efficiency.hbm_moe_4bit",
+    "efficiency.hbm_attention", "efficiency.hbm_sparse", "efficiency.hbm_scan",
+    "efficiency.link_all_reduce", "efficiency.link_all_reduce_one", "efficiency.link_all_to_all",
+    "efficiency.moe_fused", "efficiency.hbm_moe_fused",
+)  # fmt: skip
 SMALLER = (
     "kernel", "all_reduce", "all_reduce_two", "all_reduce_rank", "all_to_all", "scale_out", "send",
     "step", "tile_rows", "context_decode", "context_prefill", "sparse_heads", "scan_token", "fused",
@@ -148,7 +148,7 @@ def there(system: str, path: str) -> bool:
     return getattr(getattr(api.load_system(system), section), name) is not None
 
 
-@settings(quick, max_examples=150)
+@settings(quick, max_examples=100)
 @given(
     case=cases, phase=phases, b=batches, t=contexts, overlap=overlaps,
     path=st.sampled_from(BETTER), times=st.floats(1.01, 8),
@@ -198,7 +198,7 @@ def test_one_gpu_sends_nothing(model: str, name: str, phase: str) -> None:
     assert not {o.family for o in e.operators} & {"collective", "all_reduce", "exchange", "send"}
 
 
-@settings(quick, max_examples=40)
+@settings(quick, max_examples=30)
 @given(case=cases, phase=phases, b=batches, t=contexts)
 def test_one_rank_is_no_parallelism(
     case: tuple[str, str, Plan], phase: str, b: int, t: int
@@ -211,12 +211,12 @@ def test_one_rank_is_no_parallelism(
     alone = run(model, changed(system, "scale_up.gpus", 1 / system.scale_up.gpus.value), Plan(),
                 phase, b, t)  # fmt: skip
     assert one.step_time_s == spelt.step_time_s == alone.step_time_s
-    for overlap in ("two-batch", "fused"):  # there is no exchange to hide
-        if possible(overlap, name) != overlap:
-            continue
-        other = run(model, system, Plan(), phase, b, t, overlap=overlap)
-        if overlap == "two-batch" or model not in MIXED:
-            assert other.values["t_exchange"] == 0 and other.step_time_s * REL >= one.step_time_s
+    # there is no exchange to hide; kernels are launched twice all the same
+    two = run(model, system, Plan(), phase, b, t, overlap="two-batch")
+    assert two.values["t_exchange"] == 0 and two.step_time_s * REL >= one.step_time_s
+    if possible("fused", name) == "fused" and model not in MIXED:
+        fused = run(model, system, Plan(), phase, b, t, overlap="fused")
+        assert fused.step_time_s == one.step_time_s
 
 
 @pytest.mark.parametrize("model", MIXED)
@@ -319,7 +319,7 @@ def test_precision_auto_is_what_the_chip_can_run() -> None:
     assert e.precision == "native"
 
 
-@settings(quick, max_examples=150)  # few of all plans fit
+@quick
 @given(
     case=cases, phase=phases, b=batches, t=contexts, light=st.booleans(), engine=engines,
     overlap=overlaps,
@@ -352,7 +352,8 @@ def test_sweep_is_estimate_and_refusal_is_fits(
         ("usd_per_mtok", e.usd_per_mtok),
     ):  # fmt: skip
         if value is not None:
-            assert s[column][0] == pytest.approx(value, rel=1e-12), column
+            # without floors a kink of the fast code is moved by a tiny step (columns.TINY)
+            assert s[column][0] == pytest.approx(value, rel=1e-8 if light else 1e-12), column
 
 
 def test_chunks_do_not_change_columns() -> None:
@@ -412,7 +413,9 @@ BAD = [
     ("draft_tokens", "1"), ("acceptance_length", 2.0), ("acceptance_length", math.nan),
     ("acceptance_length", "2"), ("power_basis", "wall"), ("power_basis", None),
     ("price_basis", "free"), ("price_basis", 0), ("engine", "ollama"), ("engine", 7),
-    ("overlap", "three-batch"), ("overlap", None), ("overlap", []),
+    ("balance", "uneven"), ("balance", None), ("redundant_experts", -1),
+    ("redundant_experts", 0.5), ("redundant_experts", 10**6), ("overlap", "three-batch"),
+    ("overlap", None), ("overlap", []),
 ]  # fmt: skip
 
 
@@ -461,7 +464,7 @@ def sum_of(e: Estimate, family: str) -> float:
     return sum(o.time_s for o in e.operators if o.family == family)
 
 
-@settings(quick, max_examples=40)
+@settings(quick, max_examples=30)
 @given(b=st.integers(1, 40_000), t=st.integers(1, 40_000), engine=engines, phase=phases,
        model=st.sampled_from(MIXED), dp=st.sampled_from([8, 36, 72]))  # fmt: skip
 def test_two_batches_hide_at_most_the_exchange(
@@ -475,8 +478,11 @@ def test_two_batches_hide_at_most_the_exchange(
     )
     exchange = sum_of(plain, "exchange")
     layers = sum(o.time_s for o in plain.operators if o.layer_kind != "ends")
-    launches = sum(o.floor_s for o in plain.operators
-                   if o.layer_kind != "ends" and o.link_s == 0 and o.message_bytes == 0)  # fmt: skip
+    launches = sum(
+        o.floor_s
+        for o in plain.operators
+        if o.layer_kind != "ends" and o.link_s == 0 and o.message_bytes == 0
+    )
     saved = plain.step_time_s - two.step_time_s
     assert saved <= exchange * REL
     assert saved == pytest.approx(
@@ -547,6 +553,7 @@ def test_an_engine_adds_what_its_card_says(engine: str) -> None:
 
 def test_quantising_kernels_are_the_engines() -> None:
     """Block-scaled FP8 products of Qwen3 235B: qkv and o of 94 layers; router and head are BF16."""
+
     def floors(engine: str, precision: str) -> float:
         e = api.estimate("qwen3-235b-a22b", "h200-nvl8", Plan(tp=4), batch=4, context_tokens=99,
                          engine=engine, precision=precision)  # fmt: skip
@@ -567,3 +574,29 @@ def test_unknown_engines_name_the_known(value: Any) -> None:
         assert "engine" in str(e.value) or "typical.toml" in str(e.value)
         if value in ("sgl", "VLLM"):
             assert all(name in str(e.value) for name in api.list_engines())
+
+
+@pytest.mark.parametrize(("model", "system"), PAIRS)
+def test_explain_says_what_estimate_says(model: str, system: str) -> None:
+    """Every operator's time and parts, in one layer, from the formula that is shown."""
+    mixed = model in MIXED
+    fused = possible("fused" if mixed else "none", system)
+    plan = Plan(dp=8, ep=8) if mixed else Plan(tp=8)
+    e = run(model, roomy(system), plan, "decode", 40, 3000, overlap=fused)
+    names = api.explain_names(e)
+    for metric, value in (("step_time", e.step_time_s), ("tpot", e.tpot_s)):
+        assert api.explain(e, metric).value == pytest.approx(value)
+    parts = {
+        "flops": "flops", "weight_bytes": "weight_bytes", "kv_bytes": "kv_bytes",
+        "act_bytes": "activation_bytes", "message_bytes": "message_bytes", "link_s": "link_s",
+    }  # fmt: skip
+    for o in e.operators[:: 1 if model == "deepseek-v4-pro" else 3] + [
+        o for o in e.operators if o.family in ("experts", "exchange", "all_reduce")
+    ]:
+        name = f"{o.layer_kind}.{o.name}"
+        x = api.explain(e, name)
+        assert x.value * o.count == pytest.approx(o.time_s), name
+        for part, column in parts.items():
+            if f"{name}.{part}" in names:
+                got = api.explain(e, f"{name}.{part}").value * o.count
+                assert got == pytest.approx(getattr(o, column)), (name, part)

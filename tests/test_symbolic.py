@@ -131,8 +131,9 @@ def by_hand(expr: sp.Expr, known: dict[str, float]) -> float:
     if isinstance(expr, either):
         return args[1] if args[0] > 0 else args[2]
     rules: list[tuple[Any, Any]] = [
-        (sp.Add, lambda *x: math.fsum(x)), (sp.Mul, lambda *x: math.prod(x)),
-        (sp.Pow, lambda a, b: a**b), (sp.log, math.log), (sp.ceiling, math.ceil),
+        (sp.Add, lambda *x: math.fsum(x)), (sp.Pow, lambda a, b: a**b),
+        (sp.Mul, lambda *x: 0 if 0 in x else math.prod(x)),  # 0 log 0 is 0
+        (sp.log, lambda x: math.log(x) if x else -math.inf), (sp.ceiling, math.ceil),
         (sp.floor, math.floor), (larger, max), (smaller, min),
     ]  # fmt: skip
     (rule,) = [f for kind, f in rules if isinstance(expr, kind)]
@@ -260,9 +261,7 @@ def test_either() -> None:
         assert evaluate(c.expr("y"), known) == (15.0 if at > 2 else 35.0)
     assert either(sp.Integer(1), a, b) == a and either(sp.Integer(0), a, b) == b
     assert either(sp.Float(-0.5), a, b) == b and either(x, a, a) == a
-    assert c.latex("y") == (
-        r"y = \begin{cases} 3\,a & x - 2 > 0 \\ a\,b & \text{else} \end{cases}"
-    )
+    assert c.latex("y") == (r"y = \begin{cases} 3\,a & x - 2 > 0 \\ a\,b & \text{else} \end{cases}")
     assert str(c.defs["y"][1]) == "(3*a if x - 2 > 0 else a*b)"
 
 

@@ -116,7 +116,14 @@ def kda(b: Builder, a: KDA) -> None:
         "core",
         fam.DELTA_RULE,
         dict(
-            m=b.tokens, b=SEQS, H=a.heads, s=TP, f=per_token, y=state + conv, n_act=5 * width, a=2,
+            m=b.tokens,
+            b=SEQS,
+            H=a.heads,
+            s=TP,
+            f=per_token,
+            y=state + conv,
+            n_act=5 * width,
+            a=2,
             **_scan(b),
         ),
         rate="bf16",
@@ -142,8 +149,7 @@ def gqa(b: Builder, a: GQA) -> None:
     stored: sp.Expr = T * cache.entry_bytes
     if a.window:
         attended, stored = b.mean_capped(a.window, 1), smaller(a.window, T) * cache.entry_bytes
-        if b.decode:
-            read = smaller(a.window, T)
+        read = smaller(a.window, T) if b.decode else smaller(a.window, T) + b.query
     _core(b, a.heads, a.head_dim, a.head_dim, attended, read, held=held)
     if a.output_gate:
         b.elementwise("gate", 3 * a.heads * a.head_dim / TP)

@@ -35,6 +35,7 @@ def _experts() -> Chain:
     one = c.const("one", 1, "token", "one token: makes the exponent dimensionless")
     e = c.input("E", "1", "routed experts")
     k = c.input("k", "1", "experts per token")
+    extra = c.input("R", "1", "replicas of busy experts, on top of E", "R")
     ep = c.input("ep", "1", "expert-parallel ranks")
     etp = c.input("etp", "1", "tensor-parallel ways inside an expert")
     h = c.input("h", "1", "expert input width")
@@ -49,18 +50,19 @@ def _experts() -> Chain:
     held = c.define(
         "held",
         "1",
-        "experts on the fullest rank",
-        sp.ceiling(e / ep),
+        "experts on the fullest rank, replicas included",
+        sp.ceiling((e + extra) / ep),
         r"n_\mathrm{held}",
     )
-    # A token misses an expert of popularity x with chance (1 - k/E)^x, so M tokens do with that to
-    # the M. Its mean over a gamma distribution of x (mean 1, variance nu) is the form below; as nu
-    # goes to 0 it is uniform routing, E (1 - (1 - k/E)^M).
+    # A token misses an expert of popularity x with chance (1 - k/E)^x, so M - 1 tokens do with that
+    # to the M - 1. Its mean over a gamma distribution of x (mean 1, variance nu) is the power below;
+    # the first token gets exactly k experts. As nu goes to 0 it is uniform routing,
+    # E (1 - (1 - k/E)^M).
     mean = c.define(
         "mean_touched",
         "1",
         "experts of a rank that get at least one token, mean of all ranks",
-        held * (1 - (1 - nu * sp.log(1 - k / e) * big_m / one) ** (-1 / nu)),
+        held * (1 - (1 - k / e) * (1 - nu * sp.log(1 - k / e) * (big_m / one - 1)) ** (-1 / nu)),
         r"\bar n_\mathrm{touched}",
     )
     # The layer waits for the rank with most of them: of ep draws with a binomial spread, the
@@ -74,7 +76,7 @@ def _experts() -> Chain:
         r"n_\mathrm{touched}",
     )
     pairs = c.define(
-        "pairs", "token", "token-expert pairs on this rank", phi * big_m * k * held / e
+        "pairs", "token", "token-expert pairs on this rank", phi * big_m * k * held / (e + extra)
     )
     c.define(
         "flops",
@@ -151,9 +153,7 @@ def _delta_rule() -> Chain:
     turn = c.input("tau", "s/token", "a token's turn: sequences are scanned in order", r"\tau_t")
     q = c.input("q", "token", "tokens of a sequence")
     c.define("flops", "FLOP", "state update and read-out", m * heads * f / s, "F")
-    c.define(
-        "kv_bytes", "B", "state read and written", rw * b * state / s, r"X_\mathrm{kv}"
-    )
+    c.define("kv_bytes", "B", "state read and written", rw * b * state / s, r"X_\mathrm{kv}")
     c.define("act_bytes", "B", "projected inputs and outputs", a * m * width / s, "X_a")
     c.define("serial_s", "s", "the scan along the longest sequence", turn * q)
     return c
@@ -277,18 +277,23 @@ def _exchange() -> Chain:
         "away", "1", "other domains that get a token",
         (n_dom - 1) * (1 - (1 - 1 / n_dom) ** k), r"n_\mathrm{away}",
     )  # fmt: skip
-    every = c.define("copies", "1", "copies of a token to other GPUs", k * (g - 1) / g)
+    near = c.define(
+        "near", "1", "copies of a token to GPUs of its domain", k * (smaller(g, dom) - 1) / g
+    )
+    beyond = c.define(
+        "beyond", "1", "copies of a token to other domains", k * larger(0, g - dom) / g
+    )
     far = larger(0, 1 - dom / g)
     inside = c.define(
         "inside_bytes", "B", "bytes a GPU sends over NVLink",
-        x / tp * either(once, ranks * (g - 1) / g, every * (1 - far)),
+        x / tp * either(once, ranks * (g - 1) / g, near),
     )  # fmt: skip
     out = c.define(
         "outside_bytes", "B", "bytes a GPU sends to other domains",
-        x / tp * either(once, away, every * far),
+        x / tp * either(once, away, beyond),
     )  # fmt: skip
     all_ = c.define("gathered_bytes", "B", "bytes each GPU receives when gathering",
-                    x * (g - 1))  # fmt: skip
+                    x / tp * (g - 1))  # fmt: skip
     t_s = c.define("t_straight", "s", "transfer, straight: both tiers run at once",
                    larger(inside / bw_in, out / bw_out))  # fmt: skip
     on = smaller(1, g - 1)
@@ -341,7 +346,15 @@ SEND = _send()
 FAMILIES = {
     c.name: c
     for c in (
-        LINEAR, EXPERTS, ATTENTION, INDEXER, DELTA_RULE, ELEMENTWISE, COLLECTIVE, ALL_REDUCE,
-        EXCHANGE, SEND,
+        LINEAR,
+        EXPERTS,
+        ATTENTION,
+        INDEXER,
+        DELTA_RULE,
+        ELEMENTWISE,
+        COLLECTIVE,
+        ALL_REDUCE,
+        EXCHANGE,
+        SEND,
     )
 }

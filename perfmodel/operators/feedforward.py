@@ -40,10 +40,11 @@ def moe(b: Builder, f: MoE) -> None:
         "experts",
         fam.EXPERTS,
         dict(
-            M=b.routed, E=f.experts, k=f.experts_per_token, ep=EP, etp=ETP, h=width,
+            M=b.routed, E=f.experts, k=k, ep=EP, etp=ETP, h=width,
             d=f.intermediate, n_mat=3, w=w.bytes_per_value, a=a.bytes_per_value,
             # the fused kernel packs tokens of all ranks, its efficiency has the padding in it
-            r=either(symbol("ov_fused"), 0, symbol("tau_tile_rows")), phi=symbol("phi"),
+            r=either(symbol("ov_fused"), 0, symbol("tau_tile_rows")),
+            R=symbol("n_redundant"), phi=symbol("phi") + symbol("phi_slope") * (EP - 1),
             nu=symbol("nu"), xi=symbol("xi"),
         ),
         rate=rate_of(w, a),
@@ -54,7 +55,7 @@ def moe(b: Builder, f: MoE) -> None:
         tensor_class="experts",
         params=f.experts * 3 * width * f.intermediate,
         bytes_per_param=w.bytes_per_value,
-        resident=f.experts / sp.ceiling(sp.Integer(f.experts) / EP) * ETP,
+        resident=f.experts / sp.ceiling((f.experts + symbol("n_redundant")) / EP) * ETP,
         active_params=f.experts_per_token * 3 * width * f.intermediate,
     )  # fmt: skip
     b.exchange("combine", 2, width, travels, k)

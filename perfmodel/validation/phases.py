@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,19 +22,18 @@ from perfmodel.engine import Engine
 from perfmodel.errors import DoesNotFit, InputError
 from perfmodel.model import Model
 from perfmodel.plan import Plan
-from perfmodel.validation import kernels
+from perfmodel.validation.errors import error_table
 
-COLUMNS = (
+__all__ = ["error_table", "medians", "phases", "read", "speculation"]
+COLUMNS = [
     "id", "source", "kind", "model", "weights_precision", "kv_precision", "system", "n_gpus",
     "role", "tp", "ep", "dp", "isl", "osl", "concurrency_or_batch", "spec_decode", "software",
     "metric", "value", "notes",
-)  # fmt: skip
+]  # fmt: skip
 TIDY = ["id", "source", "model", "system", "what", "measured", "predicted", "reason", "note"]
-MODELS = {
+CARDS = {
     "DeepSeek-V3/R1": "deepseek-v3", "DeepSeek-V3": "deepseek-v3", "DeepSeek-R1": "deepseek-v3",
     "DeepSeek-R1-0528": "deepseek-v3", "DeepSeek-V3.2": "deepseek-v3.2", "Kimi-K2": "kimi-k2",
-}  # fmt: skip
-SYSTEMS = {
     "H100": "h100-nvl8", "H200": "h200-nvl8", "H800": "h800-nvl8", "H20-96G": "h20-nvl8",
     "B200": "b200-nvl8", "B300": "b300-nvl8", "GB200 NVL72": "gb200-nvl72",
     "GB300 NVL72": "gb300-nvl72",
@@ -45,6 +43,7 @@ ENGINES = {"TensorRT-LLM": "trtllm", "SGLang": "sglang", "vLLM": "vllm", "DeepSe
 MIXED: dict[str, tuple[str, dict[str, str]]] = {
     "FP8 attention + NVFP4 experts": ("native", {"experts": "nvfp4"}),
     "BF16 attention + FP8 experts": ("native", {"attention": "bf16"}),
+    "FP8 MoE, BF16 attention": ("native", {"attention": "bf16"}),
     "NVFP4 MoE, BF16/FP8 rest": ("nvfp4", {}),
 }
 # Tokens of a rank in a prefill step, where not stated: those of DeepSeek's profile (DSK-0004).
@@ -57,28 +56,26 @@ DEEPSEEK_DRAFT = (1, 1.875)
 # Least published acceptance of V3's draft over the card's, less the bonus token: LMSYS 2.18 of 2.82
 LOW_ACCEPTANCE = 0.65
 _POOL = r"(\d+)x\(TP(\d+) EP(\d+)( DPattn)?\)=(\d+) GPU"
-Row = dict[str, Any]
+Row = dict[Any, Any]
 
 
 def read(path: str | Path) -> pd.DataFrame:
     """The published points. Raises InputError when the file, a column or every row is missing."""
-    p = Path(path)
-    if not p.is_file():
-        raise InputError(f"phases: there is no file {str(path)!r}; expected a CSV file")
     try:
-        table = pd.read_csv(p, low_memory=False)
-    except (OSError, ValueError, pd.errors.ParserError) as e:
-        raise InputError(f"phases: {p.name} is not a CSV table: {e}") from None
-    _check(table)
-    return table
+        table = pd.read_csv(path, low_memory=False)
+    except FileNotFoundError:
+        raise InputError(f"phases: there is no file {str(path)!r}; expected a CSV file") from None
+    except (OSError, ValueError) as e:
+        raise InputError(f"phases: {Path(path).name} is not a CSV table: {e}") from None
+    return _checked(table)
 
 
-def _check(table: pd.DataFrame) -> None:
-    missing = [c for c in COLUMNS if c not in table.columns]
-    if missing:
+def _checked(table: pd.DataFrame) -> pd.DataFrame:
+    if missing := [c for c in COLUMNS if c not in table.columns]:
         raise InputError(f"phases: column {missing[0]!r} is missing; expected {', '.join(COLUMNS)}")
     if table.empty:
         raise InputError("phases: the table has no rows; expected at least one")
+    return table
 
 
 def phases(table: pd.DataFrame) -> pd.DataFrame:
@@ -88,33 +85,27 @@ def phases(table: pd.DataFrame) -> pd.DataFrame:
     prefills; decode has the kernel floor of a worker that only decodes. `predicted_overlapped` is
     the rate if link time and the rest ran side by side: the most that two-batch overlap can give.
     """
-    _check(table)
-    keys = table[table["kv_precision"].notna()]
-    caches = {(_prefix(r), r["model"], r["system"]): r["kv_precision"] for r in _records(keys)}
+    keys = _checked(table)[table["kv_precision"].notna()].to_dict("records")
+    caches = {_cache_key(r): r["kv_precision"] for r in keys}
+    wanted = table["metric"].astype(str).str.fullmatch("(prefill|decode)_tok_s_per_gpu")
     out = []
-    for r in _records(table[table["metric"].str.fullmatch("(prefill|decode)_tok_s_per_gpu")]):
-        line = _line(r, r["metric"].split("_")[0], float(r["value"]))
-        notes: list[str] = []
+    for r in table[wanted].to_dict("records"):
+        line, notes = _line(r, r["metric"].split("_")[0], float(r["value"])), list[str]()
+        out.append(line)
         try:
             e = _estimate(r, caches, notes)
         except (InputError, DoesNotFit) as error:
             line["reason"] = str(error).splitlines()[0]
-        else:
-            seconds, link = _seconds(e, _engine(r))
-            tokens = e.batch * (e.acceptance_length if e.phase == "decode" else e.new_tokens)
-            line |= {"predicted": tokens / seconds / e.gpus, "note": "; ".join(notes)}
-            line["predicted_overlapped"] = tokens / max(seconds - link, link) / e.gpus
-        out.append(line)
+            continue
+        v, tokens, seconds = e.values, e.batch * e.acceptance_length, e.step_time_s
+        link = sum(x.time_s for x in e.operators if x.link_s > 0)
+        if e.phase == "prefill":
+            tokens, link = e.batch * e.new_tokens, v["sum_link"]
+            launches = v["sum_floor"] / v["tau_kernel"] * _engine(r).values.prefill_kernel.value
+            seconds += launches - v["sum_floor"] - v["t_host"]
+        line |= {"predicted": tokens / seconds / e.gpus, "note": "; ".join(notes)}
+        line["predicted_overlapped"] = tokens / max(seconds - link, link) / e.gpus
     return _tidy(out, ["predicted_overlapped"])
-
-
-def _seconds(e: Estimate, engine: Engine) -> tuple[float, float]:
-    """(time of the step in an instance of its role, link time in it), s."""
-    v = e.values
-    if e.phase == "decode":
-        return e.step_time_s, sum(x.time_s for x in e.operators if x.link_s > 0)
-    launches = v["sum_floor"] / v["tau_kernel"] * engine.values.prefill_kernel.value
-    return e.step_time_s - v["sum_floor"] - v["t_host"] + launches, v["sum_link"]
 
 
 def _estimate(r: Row, caches: dict[tuple[str, ...], str], notes: list[str]) -> Estimate:
@@ -122,35 +113,33 @@ def _estimate(r: Row, caches: dict[tuple[str, ...], str], notes: list[str]) -> E
     if r["kind"] != "measured":
         raise InputError(f"not measured: {r['kind']}")
     model, precision = _model(r, caches, notes)
-    plan, system, engine = _layout(r, notes), load_system(_system(r)), _engine(r)
+    plan, system, engine = _layout(r, notes), load_system(_known(r, "system")), _engine(r)
     if r["role"] == "prefill":
         isl, load = _length(r), re.search(r"(\d+) tok/GPU", _text(r, "concurrency_or_batch"))
         if load is None:
             notes.append(f"{PREFILL_TOKENS:,} tokens a rank (not stated)")
         prompts = max(1, round(int(load[1] if load else PREFILL_TOKENS) / isl))
-        asked: Row = dict(
-            phase="prefill", batch=plan.dp * prompts, context_tokens=0, new_tokens=isl
-        )
+        asked: Row = {"phase": "prefill", "batch": plan.dp * prompts, "new_tokens": isl}
     else:
         drafted, length = _draft(r, notes)
-        floor = engine.values.kernel_scale
-        floor = floor.model_copy(
-            update={"value": floor.value * engine.values.decode_only.value}
-        )  # a worker that only decodes
+        old = engine.values.kernel_scale
+        floor = old.model_copy(update={"value": old.value * engine.values.decode_only.value})
         values = engine.values.model_copy(update={"kernel_scale": floor})
         engine = engine.model_copy(update={"values": values})
-        asked = dict(
-            batch=_batch(r, plan, notes), context_tokens=_context(r, notes), draft_tokens=drafted,
-            acceptance_length=length if drafted else None,
-        )  # fmt: skip
-    try:
-        return estimate(model, system, plan, precision=precision, engine=engine, **asked)
-    except DoesNotFit as e:
-        notes.append(str(e).splitlines()[0])
-    room = system.memory.capacity.model_copy(update={"value": math.inf})
-    memory = system.memory.model_copy(update={"capacity": room})
-    system = system.model_copy(update={"memory": memory})
-    return estimate(model, system, plan, precision=precision, engine=engine, **asked)
+        asked = {"batch": _batch(r, plan, notes), "draft_tokens": drafted,
+                 "acceptance_length": length if drafted else None}  # fmt: skip
+        if not _text(r, "osl"):
+            notes.append("output length not stated: context is the stated length")
+        asked["context_tokens"] = _length(r) + _whole(r, "osl") // 2  # the mean of a steady state
+    asked = Row(context_tokens=0, precision=precision, engine=engine) | asked
+    room = system.memory.capacity
+    memory = system.memory.model_copy(
+        update={"capacity": room.model_copy(update={"value": math.inf})}
+    )
+    e = estimate(model, system.model_copy(update={"memory": memory}), plan, **asked)
+    if e.memory_bytes > (room.high or room.value):
+        notes.append(f"does not fit by our count: {e.memory_bytes / 1e9:.0f} GB a GPU")
+    return e
 
 
 def speculation(table: pd.DataFrame) -> pd.DataFrame:
@@ -163,11 +152,12 @@ def speculation(table: pd.DataFrame) -> pd.DataFrame:
     `predicted_low` and `_high`: the slowest and fastest, at the least published acceptance and
     with every draft accepted; `implied_acceptance` is the length that would meet the measured.
     """
-    _check(table)
-    t = table[table["metric"].isin(["tok_s_per_user", "tpot_ms_median", "decode_tok_s_per_gpu"])]
-    plain = _records(t[t["spec_decode"] == "none"])
-    out = []
-    for r in _records(t[t["spec_decode"].astype(str).str.contains("MTP", case=False)]):
+    metrics = ["tok_s_per_user", "tpot_ms_median", "decode_tok_s_per_gpu"]
+    t = _checked(table)[table["metric"].isin(metrics)]
+    plain = t[t["spec_decode"] == "none"].to_dict("records")
+    drafts = t["spec_decode"].astype(str).str.contains("MTP", case=False)
+    out: list[Row] = []
+    for r in t[drafts].to_dict("records"):
         ms, gain = _line(r, "tpot_ms", math.nan), _line(r, "speedup", math.nan)
         out += [ms, gain]
         try:
@@ -199,10 +189,10 @@ def medians(table: pd.DataFrame) -> pd.DataFrame:
     The measured are medians over requests, the predicted means of `rows.evaluate`: the first wave
     and a cold start raise a mean and hardly touch a median.
     """
-    _check(table)
-    ours = table["id"].astype(str).str.startswith("IXR1-") & (table["spec_decode"] == "none")
+    ours = _checked(table)["metric"].isin(["tok_s_per_user", "ttft_ms_median"])
+    ours &= table["id"].astype(str).str.startswith("IXR1-") & (table["spec_decode"] == "none")
     out, asked = [], []
-    for r in _records(table[ours & table["metric"].isin(["tok_s_per_user", "ttft_ms_median"])]):
+    for r in table[ours].to_dict("records"):
         x, speed = float(r["value"]), r["metric"] == "tok_s_per_user"
         line = _line(r, "tpot_ms" if speed else "ttft_ms", 1000 / x if speed else x)
         line |= {"role": r["role"], "note": "measured median, predicted mean"}
@@ -211,34 +201,16 @@ def medians(table: pd.DataFrame) -> pd.DataFrame:
             asked.append((line, _serving_row(r)))
         except InputError as e:
             line["reason"] = str(e)
-    got = _records(rows.evaluate(pd.DataFrame([q for _, q in asked]))) if asked else []
+    got = rows.evaluate(pd.DataFrame([q for _, q in asked])).to_dict("records") if asked else []
     for (line, q), g in zip(asked, got, strict=True):
         line |= {"reason": g["reason"], "engine": q["backend"]}
         line["predicted"] = 1000 * g[line["what"].removesuffix("_ms")]
     return _tidy(out, ["role", "engine"])
 
 
-def error_table(df: pd.DataFrame, by: Sequence[str] = ("what",)) -> pd.DataFrame:
-    """Per group of `by` over the predicted lines: n, and in % MdAPE, P90 of it, median bias."""
-    if lacks := [c for c in ("measured", "predicted", "reason") if c not in df.columns]:
-        raise InputError(f"error table: the frame lacks the columns {', '.join(lacks)}")
-    kept = df[df["reason"] == ""]
-    kept = kept.assign(measured_s=kept["measured"], predicted_s=kept["predicted"])
-    return kernels.error_table(kept, by)
-
-
-def left_out(df: pd.DataFrame) -> pd.Series:
-    """How many lines each reason leaves out."""
-    return df.loc[df["reason"] != "", "reason"].value_counts()
-
-
-def _records(df: pd.DataFrame) -> list[Row]:
-    return [{str(k): v for k, v in r.items()} for r in df.to_dict("records")]
-
-
 def _line(r: Row, what: str, measured: float) -> Row:
-    own = {k: r[k] for k in TIDY[:4]}
-    return own | dict(what=what, measured=measured, predicted=math.nan, reason="", note="")
+    start = dict(what=what, measured=measured, predicted=math.nan, reason="", note="")
+    return {k: r[k] for k in TIDY[:4]} | start
 
 
 def _tidy(lines: list[Row], extra: list[str]) -> pd.DataFrame:
@@ -261,37 +233,36 @@ def _prefix(r: Row) -> str:
     return str(r["id"]).split("-")[0]
 
 
+def _cache_key(r: Row) -> tuple[str, ...]:
+    return _prefix(r), CARDS.get(_text(r, "model"), ""), _text(r, "system")
+
+
+def _known(r: Row, field: str) -> str:
+    """The card that a row's model or system names."""
+    if _text(r, field) not in CARDS:
+        raise InputError(f"no card in this ring (of NVIDIA systems): {field} {_text(r, field)!r}")
+    return CARDS[_text(r, field)]
+
+
 def _engine(r: Row) -> Engine:
-    for name, card in ENGINES.items():
-        if name in _text(r, "software"):
-            return load_engine(card)
-    raise InputError(f"no card for the engine {_text(r, 'software').split(' ')[0]!r}")
-
-
-def _system(r: Row) -> str:
-    if _text(r, "system") not in SYSTEMS:
-        raise InputError(f"no card of an NVIDIA system for {_text(r, 'system')!r}")
-    return SYSTEMS[_text(r, "system")]
-
-
-def _card(r: Row) -> Model:
-    if _text(r, "model") not in MODELS:
-        raise InputError(f"no card for the model {_text(r, 'model')!r}")
-    return load_model(MODELS[_text(r, "model")])
+    found = [card for name, card in ENGINES.items() if name in _text(r, "software")]
+    if not found:
+        raise InputError(f"no card for the engine {_text(r, 'software').split(' ')[0]!r}")
+    return load_engine(found[0])
 
 
 def _model(r: Row, caches: dict[tuple[str, ...], str], notes: list[str]) -> tuple[Model, str]:
     """The card and a name of its precisions; weights of MIXED are a precision of a copy."""
-    model, label, cache = _card(r), _text(r, "weights_precision"), _text(r, "kv_precision")
+    model, label = load_model(_known(r, "model")), _text(r, "weights_precision")
     if label in MIXED:
-        base, changed = MIXED[label]
-        p = model.precision_named(base)
+        p, changed = model.precision_named(MIXED[label][0]), MIXED[label][1]
         both = {"weights": p.weights | changed, "activations": p.activations | changed}
         mixed = {**model.precision, "mixed": p.model_copy(update=both)}
         return model.model_copy(update={"precision": mixed}), "mixed"
-    if not cache and (cache := caches.get((_prefix(r), r["model"], r["system"]), "")):
+    cache = _text(r, "kv_precision")
+    if not cache and (cache := caches.get(_cache_key(r), "")):
         notes.append(f"{cache} cache as other rows of the source")
-    precision = rows.precision_of(model, load_system(_system(r)), [label])
+    precision = rows.precision_of(model, load_system(_known(r, "system")), [label])
     wide = cache.startswith("BF16") and precision == "native" and "bf16-cache" in model.precision
     return model, "bf16-cache" if wide else precision
 
@@ -315,13 +286,6 @@ def _length(r: Row) -> int:
     if isl := int(kv[1]) if kv else _whole(r, "isl"):
         return isl
     raise InputError("prompt length not stated")
-
-
-def _context(r: Row, notes: list[str]) -> int:
-    """Tokens in the cache: the prompt and half of the output, the mean of a steady state."""
-    if not _text(r, "osl"):
-        notes.append("output length not stated: context is the stated length")
-    return _length(r) + _whole(r, "osl") // 2
 
 
 def _batch(r: Row, plan: Plan, notes: list[str]) -> int:
@@ -352,7 +316,7 @@ def _draft(r: Row, notes: list[str]) -> tuple[int, float]:
 
 def _acceptance(r: Row) -> tuple[int, float, str]:
     """(draft tokens, acceptance length, basis) of a row with drafts; see `speculation`."""
-    spec, card = _text(r, "spec_decode"), _card(r).draft.get("mtp")
+    spec, card = _text(r, "spec_decode"), load_model(_known(r, "model")).draft.get("mtp")
     if card is None:
         raise InputError(f"no MTP draft on the card for {_text(r, 'model')!r}")
     if "relaxed" in spec:
@@ -393,9 +357,9 @@ def _twin(r: Row, plain: list[Row]) -> Row | str:
     if "ladder" in notes and not notes.startswith("batch 1 ladder"):
         return "no twin: other kernels changed in the same step"
     same = ("metric", "system", "weights_precision", "role", "n_gpus", "isl", "osl")
-    keys = (*same, "concurrency_or_batch")
     found = [p for p in plain if _prefix(p) == _prefix(r)]
-    found = [p for p in found if all(_text(p, k) == _text(r, k) for k in keys)]
+    for k in (*same, "concurrency_or_batch"):
+        found = [p for p in found if _text(p, k) == _text(r, k)]
     if not found:
         return "no plain twin at the same setting"
     own = [p for p in found if _engine(p).id == _engine(r).id] or found
@@ -406,8 +370,8 @@ def _serving_row(r: Row) -> Row:
     """The row in the columns of `rows.evaluate`; concurrency is that of one decode worker."""
     label = _text(r, "weights_precision")
     out: Row = {
-        "model_path": _card(r).id, "system": _system(r), "backend": _engine(r).id, "mode": "agg",
-        "isl": _whole(r, "isl"), "osl": _whole(r, "osl"),
+        "model_path": _known(r, "model"), "system": _known(r, "system"), "mode": "agg",
+        "backend": _engine(r).id, "isl": _whole(r, "isl"), "osl": _whole(r, "osl"),
         "weights_precision": MIXED[label][0] if label in MIXED else label.lower(),
         "protocol": "inferencex" if _prefix(r).startswith("IX") else "fixed",
         "concurrency": _whole(r, "concurrency_or_batch"),
@@ -421,19 +385,17 @@ def _serving_row(r: Row) -> Row:
         raise InputError("layout not stated")
     parts = pools.groups()
     (n_pre, *pre), (n_dec, *dec) = _pool(*parts[:5]), _pool(*parts[5:])
-    names = ("prefill_tp_size", "prefill_attention_dp_size", "prefill_moe_ep_size")
-    return out | dict(zip(names, pre, strict=True)) | {
+    return out | {
         "mode": "disagg", "n_gpus": dec[0] * dec[1], "attention_tp": dec[0], "moe_ep": dec[2],
         "attention_dp": dec[1], "concurrency": out["concurrency"] / n_dec,
-        "prefill_num_workers": n_pre, "decode_num_workers": n_dec,
+        "prefill_num_workers": n_pre, "decode_num_workers": n_dec, "prefill_tp_size": pre[0],
+        "prefill_attention_dp_size": pre[1], "prefill_moe_ep_size": pre[2],
     }  # fmt: skip
 
 
 def _pool(count: str, tp: str, ep: str, dp_attention: str | None, gpus: str) -> list[int]:
     """[workers, TP, DP, EP of each]; attention DP covers all GPUs of a worker."""
     each = int(gpus) // int(count)
-    if dp_attention:
-        return [int(count), 1, each, each]
-    if int(tp) != each:
+    if not dp_attention and int(tp) != each:
         raise InputError("layout lost: the worker's TP is not its GPU count")
-    return [int(count), each, 1, int(ep)]
+    return [int(count), *((1, each, each) if dp_attention else (each, 1, int(ep)))]

@@ -46,7 +46,8 @@ def find_evidence(folder: str | Path | None = None) -> Path | None:
         path = Path(named)
         if not path.is_dir():
             raise InputError(f"evidence: {str(path)!r} is not a folder")
-        return path
+        inner = path / "evidence"  # the folder that holds it will do as well
+        return inner if inner.is_dir() else path
     root = checkout()
     beside = root.parent / "shared" / "evidence" if root else None
     return beside if beside is not None and beside.is_dir() else None
