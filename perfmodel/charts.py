@@ -76,6 +76,7 @@ def frontier_chart(
     systems: Sequence[str] | None = None,
     interactive: bool = False,
     bands: bool = False,
+    shown: Sequence[str] | None = None,
     description: str | None = None,
 ) -> Any:
     """Return the chart of throughput per megawatt against interactivity, one curve a system.
@@ -85,7 +86,7 @@ def frontier_chart(
     stands in the axis title.  `bands` fills between the columns throughput_tok_s_mw_low and _high.
     `systems` fixes order and colours.  `interactive` adds a click on the
     nearest point (selection "pick"), a ring on the point of the dataset "picked", and the
-    signal "shown_systems" (the systems of the legend).
+    signal "shown_systems" (the systems of the legend, at first those of `shown`).
     """
     domain = _known(data, "system", systems)
     legend: dict[str, Any] = {"title": None, "orient": "top", "symbolSize": 260, "columns": 2}
@@ -153,7 +154,7 @@ def frontier_chart(
             )
         )
         layers = [*layers[:-1], ring, dots]
-        params = [alt.param(name="shown_systems", value=domain or [])]
+        params = [alt.param(name="shown_systems", value=list(shown or domain or []))]
     chart = alt.layer(*layers).properties(width=width, height=height)
     if params:
         chart = chart.add_params(*params)

@@ -162,7 +162,7 @@ class Explorer(w.VBox):
         return charts.frontier_chart(
             alt.NamedData(name="rows"), width=430, height=330, power_basis=basis,
             log_x=log, log_y=log, systems=list(self.systems), interactive=True,
-            bands=self.mode.value == "calibrated",
+            bands=self.mode.value == "calibrated", shown=self._chosen(),
         )  # fmt: skip
 
     def _fill_model_choices(self) -> None:

@@ -186,8 +186,8 @@ def prepare(
                 f"extrapolated: {s.id} has no kernel measurements; it borrows efficiencies"
             )
         notes.append(
-            "calibrated constants: medians of published kernels; kernel floor and tile rows come "
-            "from serving rows of other models"
+            "calibrated constants: kernel tables (machine card) and serving rows (engine card); "
+            "docs/validation.md has the errors"
         )
     if s.profile != "as sold":
         notes.append(f"machine profile: {s.profile}")

@@ -26,7 +26,7 @@ def test_total_parameters(model, draft, total):
     assert sum(counts.parameters(model, draft).values()) == near(total, 2e-4)
 
 
-# From /work/shared/facts/models.md, sections 4 to 6 and «checks»; Qwen3 32B and Llama 8B from their
+# From the project's facts (models.md), sections 4 to 6 and «checks»; Qwen3 32B and Llama 8B from their
 # model cards (32.8 B, 8.03 B). In 1e9: published total and active; computed there from the shapes
 # (total, active); what the computed active counts: the head, head and embedding, or neither.
 FACTS = {
