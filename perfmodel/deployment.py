@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from perfmodel import api, charts, show
+from perfmodel import api, bands, charts, show
 from perfmodel.errors import DoesNotFit, InputError
 from perfmodel.roofline import MODES
 
@@ -631,6 +631,18 @@ class Study:
             ]
         )
 
+    def _range(self, system: str) -> str:
+        """One point with the range of 90 % of measured rows of its kind."""
+        e = self.points[system].estimate
+        assert e.band is not None and e.interactivity_tok_s_user is not None
+        low, high = (e.interactivity_tok_s_user / r for r in (e.band.high, e.band.low))
+        why = f" Extrapolated: {e.band.extrapolated}." if e.band.extrapolated else ""
+        return show.escape(
+            f"{self.labels[system]}: {show.number(e.interactivity_tok_s_user)} tok/s/user, and "
+            f"{show.number(low)} to {show.number(high)} for 90 % of measured rows of its kind."
+            f"{why}"
+        )
+
     def show_trust(self) -> None:
         if self.mode == "speed-of-light":
             show.text(
@@ -640,13 +652,11 @@ class Study:
             )
         else:
             show.text(
-                "Most constants are medians of published kernel measurements. The floor of a "
-                "kernel and the extra rows of a touched expert come from a fit to serving results "
-                "of other deployments. A model of this kind had a median error of about 16 % in "
-                "time per output token with nothing fitted, and was off by more than 37 % in a "
-                f"tenth of the rows {self.sources.cite(ACCURACY)}; with four constants fitted, "
-                "12 % and 33 %. Those rows are of NVIDIA chips from H100 to GB300, short contexts "
-                "and other models; errors of a ratio of two systems can add or cancel."
+                "Efficiencies and floors come from kernel tables, the constants of the engine from "
+                "serving rows of other models and chips. The ranges below are those of measured "
+                "rows on which nothing was fitted (short contexts, NVIDIA chips from H100 to "
+                f"GB300) {self.sources.cite(f'perfmodel, error bands: {bands.about()}')}; errors "
+                "of a ratio of two systems can add or cancel."
             )
         borrowed = [
             s
@@ -656,10 +666,7 @@ class Study:
         notes = dict.fromkeys(n for p in self.points.values() for n in p.estimate.notes)
         skip = ("calibrated constants", "extrapolated:", "machine profile:")  # said here already
         items = [
-            "Those errors are of a study, not of this program: it has not been validated against "
-            "serving results yet.",
-            f"{show.escape(self.model)} with {self.context_tokens:,} tokens of context is an "
-            "extrapolation: no serving measurement of it went into this.",
+            *(self._range(s) for s in self.ranking if self.points[s].estimate.band),
             *(
                 f"{show.escape(self.labels[s])} has no published kernel measurements. Its "
                 "efficiencies and floors are borrowed from another chip, so its curve is the "
