@@ -222,6 +222,7 @@ class Precision(Section):
     cache: Cache
     without_fp4: str | None = None  # of `native`: the precision that chips without FP4 run
     labels: list[Text] = []  # what benchmark rows call it
+    draft: FormatName | None = None  # of the draft's layers, where they are not as the model's
 
     @model_validator(mode="after")
     def _defaults(self) -> Precision:
@@ -240,6 +241,16 @@ class Precision(Section):
 
     def activation(self, tensor_class: str) -> Format:
         return FORMATS[_of_class(self.activations, tensor_class)]
+
+    def of_draft(self) -> Precision:
+        """The precision of a draft's layers: `draft` for all but the classes of UNQUANTISED."""
+        if self.draft is None:
+            return self
+        both = {
+            name: {c: _of_class(table, c) for c in UNQUANTISED} | {"default": self.draft}
+            for name, table in (("weights", self.weights), ("activations", self.activations))
+        }
+        return self.model_copy(update=both)
 
 
 def _of_class(table: dict[str, str], tensor_class: str) -> str:
@@ -263,6 +274,10 @@ TENSOR_CLASSES = frozenset(
     }
     | {"head", "embedding", "residual", "vision", "draft_projection"}
 )
+
+
+# classes that keep their format in a draft: shared with the model, or never quantised
+UNQUANTISED = ("router", "head", "embedding", "residual")
 
 
 class Draft(Section):

@@ -73,7 +73,8 @@ def _feed_forward(b: Builder, name: str) -> None:
 
 def _draft(b: Builder, name: str) -> None:
     """The draft's layers: `mtp` runs once per drafted token, `dspark` once over the block."""
-    d = b.model.draft[name]
+    d, main = b.model.draft[name], b.precision
+    b.precision = main.of_draft()
     drafted = Q - 1
     b.layer_kind = f"draft {name}"
     b.tokens = SEQS * drafted if d.block else SEQS
@@ -92,7 +93,7 @@ def _draft(b: Builder, name: str) -> None:
     for i in range(d.projections):
         b.linear(f"projection_{i + 1}", "draft_projection", h, h)
     # The draft shares the main head: no copy of its weights, but its pass is paid again.
-    b.copies = 0
+    b.copies, b.precision = 0, main
     s = b.model.shape
     b.linear("head", "head", s.hidden_size, s.vocab_size, shards=TP, kernels=2)
     misc.gather_logits(b, b.tokens)
@@ -173,12 +174,17 @@ def step_chain(model: Model, precision: str, phase: str, draft: str | None = Non
         "b", "1", "sequences on a GPU: of a microbatch, mean", symbol("n_rank") / symbol("n_mb")
     )
     c.define("m", "token", "tokens on a GPU", SEQS * Q)
-    c.define("b_g", "1", "sequences of the expert group: of a microbatch, mean", B / symbol("n_mb"))
+    # The fullest microbatch: a mean over uneven ones would fall when a sequence is added.
+    c.define(
+        "b_g", "1", "sequences of the expert group: of the fullest microbatch",
+        smaller(B, DP * SEQS),
+    )  # fmt: skip
     c.define("M", "token", "tokens routed in the expert group", GROUP_SEQS * Q)
     c.define("g", "1", "GPUs of the instance", TP * DP * PP)
     time: dict[str, list[sp.Expr]] = {"layers": [], "ends": [], "sends": []}
     exchange: list[sp.Expr] = []
     launches: list[sp.Expr] = []
+    kernels: list[sp.Expr] = []
     parts: dict[str, list[sp.Expr]] = {k: [] for k in ("compute", "memory", "link", "floor")}
     for i, op in enumerate(b.ops):
         op_time(c, f"o{i}", op)
@@ -190,6 +196,8 @@ def step_chain(model: Model, precision: str, phase: str, draft: str | None = Non
                 exchange.append(n * symbol(f"o{i}_t"))
             elif op.link is None:
                 launches.append(n * symbol(f"o{i}_floor"))
+        if op.link is None:
+            kernels.append(n * op.kernels)
         for k in parts:
             if f"o{i}_{k}" in c.defs:
                 parts[k].append(n * symbol(f"o{i}_{k}"))
@@ -203,6 +211,7 @@ def step_chain(model: Model, precision: str, phase: str, draft: str | None = Non
     for name, doc in (("layers", "all layers"), ("ends", "embedding, head and draft"),
                       ("sends", "sends between pipeline stages")):  # fmt: skip
         c.define(f"t_{name}", "s", f"time of {doc}", sp.Add(*time[name], evaluate=False))
+    c.define("n_kernels", "1", "kernels of a step, collectives apart", sp.Add(*kernels))
     _overlap(c, exchange, launches)
     c.define("t_through", "s", "a microbatch through all stages, alone",
              symbol("t_shown") + symbol("t_ends") + symbol("t_sends"))  # fmt: skip

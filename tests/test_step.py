@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from functools import cache
 from typing import Any
@@ -17,11 +16,14 @@ from perfmodel.api import Estimate, Plan
 from perfmodel.errors import DoesNotFit, InputError
 from perfmodel.hardware import System
 from perfmodel.model import MoE
+from perfmodel.step import collect
 
 MODELS, SYSTEMS = api.list_models(), api.list_systems()
 # every model and every machine once: what is enumerated; what is random draws from all pairs
-PAIRS = list(zip(itertools.cycle(MODELS), SYSTEMS, strict=False))
-assert len(SYSTEMS) >= len(MODELS)
+PAIRS = [
+    (MODELS[i % len(MODELS)], SYSTEMS[i % len(SYSTEMS)])
+    for i in range(max(len(MODELS), len(SYSTEMS)))
+]
 MIXED = [m for m in MODELS if any(isinstance(f, MoE) for f in api.load_model(m).ffn.values())]
 REL = 1 + 1e-9
 NEW = 2000  # tokens that a prefill here computes
@@ -600,3 +602,23 @@ def test_explain_says_what_estimate_says(model: str, system: str) -> None:
             if f"{name}.{part}" in names:
                 got = api.explain(e, f"{name}.{part}").value * o.count
                 assert got == pytest.approx(getattr(o, column)), (name, part)
+
+
+@pytest.mark.parametrize("pp", [2, 4, 7])
+def test_one_more_sequence_never_shortens_a_pipelined_step(pp):
+    batch = np.arange(1, 70)
+    v = api.sweep("deepseek-v3", "b200-nvl8", Plan(dp=4, ep=4, pp=pp), batch=batch,
+                  context_tokens=4096)  # fmt: skip
+    assert (np.diff(v["step_time_s"]) > -1e-12).all()
+
+
+def test_a_draft_runs_in_its_own_format():
+    model = api.load_model("deepseek-v3")
+    ops = {o.name: o for o in collect(model, "nvfp4", "decode", "mtp").ops
+           if o.layer_kind.startswith("draft")}  # fmt: skip
+    main = {o.name: o for o in collect(model, "nvfp4", "decode").ops}
+    assert main["experts"].bytes_per_param < 0.6 and ops["experts"].bytes_per_param == 2
+    assert ops["router"].bytes_per_param == main["router"].bytes_per_param
+    native = {o.name: o for o in collect(model, "native", "decode", "mtp").ops
+              if o.layer_kind.startswith("draft")}  # fmt: skip
+    assert native["experts"].bytes_per_param < 1.1
