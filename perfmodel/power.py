@@ -4,8 +4,7 @@ A board draws its idle power, and the rest of its limit in proportion to what it
 the tensor cores and time of the memory count with one weight (`working`; where they overlap, both
 count), time in which a step has neither (links, latency floors, the host) with a smaller one
 (`waiting`). The three constants are in `power.toml`, the same for all models, chips and engines;
-four separate weights did not predict the
-held-out rows better.
+four separate weights did not predict the held-out rows clearly better.
 
 This is power of the board alone, not of the server, and not the provisioned power of a machine
 card (`power_basis`). It is calibrated for B200 only, and too high on MI355X by about a quarter:
