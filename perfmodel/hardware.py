@@ -83,22 +83,29 @@ class Layout(Part):
 class Power(Part):
     """Watts per GPU: the chip, all IT of the rack, all of the site (newer and older analyst set).
 
-    PUE: site power over IT power.
+    PUE: site power over IT power. A number that nobody has published is left out; metrics that
+    need it are then refused.
     """
 
-    chip: Watts
-    rack_it: Watts
-    all_in: Watts
+    chip: Watts | None = None
+    rack_it: Watts | None = None
+    all_in: Watts | None = None
     all_in_old: Watts | None = None
-    pue: Factor
+    pue: Factor | None = None
 
 
 class Price(Part):
-    """Per GPU: hourly cost to a hyperscaler, to a neocloud, as a 3-year rental; purchase price."""
+    """Per GPU: hourly cost to a hyperscaler, to a neocloud, as a 3-year rental; purchase price.
+
+    Those that end in _old are of the older analyst set, which goes with `power.all_in_old`.
+    """
 
     owned: UsdPerHour | None = None
     neocloud: UsdPerHour | None = None
     rental: UsdPerHour | None = None
+    owned_old: UsdPerHour | None = None
+    neocloud_old: UsdPerHour | None = None
+    rental_old: UsdPerHour | None = None
     capex: Usd | None = None
 
 
@@ -218,10 +225,10 @@ class System(Part):
                 raise ValueError(
                     f"chip.{narrow}: {b.text!r}: expected at least chip.{wide} ({a.text})"
                 )
-        if self.power.chip.value > self.power.rack_it.value:
+        chip, rack = self.power.chip, self.power.rack_it
+        if chip and rack and chip.value > rack.value:
             raise ValueError(
-                f"power.rack_it: {self.power.rack_it.text!r}: expected at least power.chip "
-                f"({self.power.chip.text})"
+                f"power.rack_it: {rack.text!r}: expected at least power.chip ({chip.text})"
             )
         return self
 
