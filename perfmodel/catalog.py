@@ -14,6 +14,7 @@ import sys
 import tomllib
 import warnings
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, TypeVar, get_args
@@ -50,6 +51,29 @@ def _check_order(low: float | None, value: float, high: float | None) -> None:
         raise ValueError(
             f"low {low}, value {value}, high {high} are out of order; expected low <= value <= high"
         )
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One thing that is wrong in a card: where, what stands there, what would be right."""
+
+    path: tuple[str | int, ...]
+    field: str  # `path` as text
+    value: str | None
+    expected: str
+
+    def __str__(self) -> str:
+        return ": ".join(x for x in (self.field, self.value, self.expected) if x is not None)
+
+
+class Slips(ValueError):
+    """Several faults of one part, for a validator to raise: (key, value, what is expected)."""
+
+    def __init__(self, found: list[tuple[str, str | None, str]], mark: str = ": ") -> None:
+        self.found = found
+        key, value, expected = found[0]
+        at = key if value is None else f"{key}{mark}{value}"
+        super().__init__(f"{at}: {expected}" if at else expected)
 
 
 class Quantity(BaseModel):
@@ -91,19 +115,14 @@ def quantity_field(
     unit = "" if si_unit == "1" else f" {si_unit}"
     bounds = f"{'more than' if above else 'at least'} {lowest:g} and at most {highest:g}{unit}"
 
-    def number(raw: Mapping[str, Any], key: str) -> float | None:
-        if key not in raw:
-            return None
-        try:
-            x = parse(raw[key], si_unit)
-            if not bits and in_bits(raw[key]):
-                raise ValueError("expected bytes (B), not bits (b)")
-            if x < lowest or (above and x == lowest) or x > highest:
-                raise ValueError(f"expected {bounds}")
-            if whole and x != int(x):
-                raise ValueError("expected a whole number")
-        except ValueError as e:
-            raise ValueError(f"{key} {short(raw[key])}: {e}") from None
+    def number(raw: Any) -> float:
+        x = parse(raw, si_unit)
+        if not bits and in_bits(raw):
+            raise ValueError("expected bytes (B), not bits (b)")
+        if x < lowest or (above and x == lowest) or x > highest:
+            raise ValueError(f"expected {bounds}")
+        if whole and x != int(x):
+            raise ValueError("expected a whole number")
         return x
 
     def convert(raw: Any, info: ValidationInfo) -> Any:
@@ -115,23 +134,35 @@ def quantity_field(
             raise ValueError(
                 f'expected {{ value = …, kind = "{"|".join(KINDS)}", source = "KEY" }}'
             )
-        if unknown := sorted(set(raw) - set(_KEYS)):
-            raise ValueError(f"unknown key {unknown[0]!r}; expected {', '.join(_KEYS)}")
-        for key in ("value", "kind", "source"):
-            if key not in raw:
-                raise ValueError(f"{key} is missing; expected value, kind and source")
-        kind, source = raw["kind"], raw["source"]
-        if kind not in KINDS:
-            raise ValueError(f"kind {short(kind)}: expected one of {', '.join(KINDS)}")
+        slips: list[tuple[str, str | None, str]] = [
+            (short(k), None, f"unknown key; expected {', '.join(_KEYS)}")
+            for k in sorted(set(raw) - set(_KEYS))
+        ]
+        slips += [
+            (key, None, "missing; expected value, kind and source")
+            for key in ("value", "kind", "source")
+            if key not in raw
+        ]
+        kind, source = raw.get("kind"), raw.get("source")
+        if "kind" in raw and kind not in KINDS:
+            slips.append(("kind", short(kind), f"expected one of {', '.join(KINDS)}"))
         sources = (info.context or {}).get("sources", {})
-        if not isinstance(source, str) or source not in sources:
+        if "source" in raw and (not isinstance(source, str) or source not in sources):
             known = ", ".join(sources) or "none"
-            raise ValueError(f"source {short(source)}: expected a key of [sources]: {known}")
-        low, value, high = number(raw, "low"), number(raw, "value"), number(raw, "high")
-        assert value is not None  # its presence was checked above
-        _check_order(low, value, high)
+            slips.append(("source", short(source), f"expected a key of [sources]: {known}"))
+        numbers: dict[str, float] = {}
+        for key in ("low", "value", "high"):
+            try:
+                if key in raw:
+                    numbers[key] = number(raw[key])
+            except ValueError as e:
+                slips.append((key, short(raw[key]), str(e)))
+        if slips:
+            raise Slips(slips, " ")
+        low, high = numbers.get("low"), numbers.get("high")
+        _check_order(low, numbers["value"], high)
         return Quantity(
-            value=value, unit=si_unit, kind=kind, source=sources[source],
+            value=numbers["value"], unit=si_unit, kind=raw["kind"], source=sources[source],
             low=low, high=high, text=str(raw["value"]),
         )  # fmt: skip
 
@@ -249,15 +280,15 @@ def _known_keys(cls: Any, where: tuple[Any, ...]) -> list[str]:
     return list(getattr(cls, "model_fields", ()))
 
 
-def _line(cls: type[BaseModel], error: Any) -> str:
-    """One pydantic error as "field: value: what is expected"."""
+def _fault(cls: type[BaseModel], error: Any) -> Fault:
+    """One pydantic error as a fault."""
     loc = list(error["loc"])
-    if len(loc) > 3 and loc[0] in ("attention", "ffn"):
+    if len(loc) > 2 and loc[0] in ("attention", "ffn"):
         del loc[2]  # the type that pydantic chose by; no part of the card's path
     # a key may hold anything, line breaks too: what isn't a plain name is shown as its repr
     where = ".".join(str(x) if _PLAIN.fullmatch(str(x)) else short(x) for x in loc) or "card"
     if error["type"] == "missing":
-        return f"{where}: missing; expected a value"
+        return Fault(tuple(loc), where, None, "missing; expected a value")
     message = error["msg"].removeprefix("Value error, ")
     if not message.isprintable():  # pydantic quotes tags as they are
         message = short(message)
@@ -265,9 +296,23 @@ def _line(cls: type[BaseModel], error: Any) -> str:
         known = _known_keys(cls, error["loc"])
         near = difflib.get_close_matches(str(error["loc"][-1]), known, 1)
         message = "unknown key" + (f"; expected {', '.join(near or known)}" if known else "")
-    if error["loc"]:
-        return f"{where}: {short(error['input'])}: {message}"
-    return f"{where}: {message}"
+    return Fault(tuple(loc), where, short(error["input"]) if loc else None, message)
+
+
+def faults_of(cls: type[BaseModel], error: ValidationError) -> list[Fault]:
+    """Every fault that pydantic found, the slips of one part each for itself."""
+    out = []
+    for e in error.errors(include_url=False):
+        whole = _fault(cls, e)
+        slips = (e.get("ctx") or {}).get("error")
+        if not isinstance(slips, Slips):
+            out.append(whole)
+            continue
+        for key, value, expected in slips.found:
+            at: list[str | int] = [k for k in key.split(".") if k]
+            field = ".".join(x for x in (whole.field if whole.path else "", key) if x)
+            out.append(Fault((*whole.path, *at), field, value, expected))
+    return out
 
 
 def validate(cls: type[Card], data: Mapping[str, Any], path: Path) -> Card:
@@ -284,7 +329,7 @@ def validate(cls: type[Card], data: Mapping[str, Any], path: Path) -> Card:
         # unknown keys first: where a key is misspelt, "missing" is only what follows from it
         rank = {"extra_forbidden": 0, "missing": 2}
         errors = sorted(e.errors(include_url=False), key=lambda x: rank.get(x["type"], 1))
-        faults = tuple(f"{path}: {_line(cls, x)}" for x in errors)
+        faults = tuple(f"{path}: {_fault(cls, x)}" for x in errors)
         more = f" (and {len(faults) - 1} more)" if len(faults) > 1 else ""
         error = CardError(faults[0] + more)
         error.faults = faults

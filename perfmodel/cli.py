@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
 
-from perfmodel import __version__, cli_evidence
+from perfmodel import __version__, cli_cards, cli_evidence
 from perfmodel.errors import CardsWarning, InputError, PerfModelError
 from perfmodel.text import fields, plain, si, table
 
@@ -103,6 +103,7 @@ def _parser() -> Parser:
     sub = command("hardware", _hardware, "List the systems, or every number of one.")
     sub.add_argument("id", nargs="?", metavar="SYSTEM", help="id or card file of a system")
 
+    cli_cards.add(command)
     cli_evidence.add(command)
 
     sub = command("report", _report, "Write a report.")
