@@ -57,37 +57,38 @@ class Finding:
         return asdict(self)
 
 
-def card_files(paths: Sequence[Path]) -> list[Path]:
-    """The card files of these files and folders, each once.
+def card_files(paths: Sequence[Path]) -> dict[Path, bool]:
+    """The card files of these files and folders, each once; True for those named themselves.
 
     A folder holds cards side by side and in `hardware`, `models`, `engines`, `protocols`. Raises
     InputError for a path that is not there and a folder without cards.
     """
-    out: list[Path] = []
+    out: dict[Path, tuple[Path, bool]] = {}
     for path in paths:
         if path.is_dir():
             folders = [path, *(path / name for name in FOLDERS.values())]
             found = [p for f in folders for p in sorted(f.glob("*.toml"))]
             if not found:
                 raise InputError(f"{str(path)!r}: no cards (.toml) in this folder; expected some")
-            out += found
+            for p in found:
+                out.setdefault(p.resolve(), (p, False))
         elif path.is_file():
-            out.append(path)
+            out[path.resolve()] = (path, True)
         else:
             raise InputError(f"{str(path)!r}: no such file or folder; expected cards to check")
-    return list({p.resolve(): p for p in out}.values())
+    return dict(out.values())
 
 
-def check(paths: Sequence[Path]) -> list[Finding]:
-    """Every finding of these cards (`card_files`), by file and line."""
+def check(files: Mapping[Path, bool]) -> list[Finding]:
+    """Every finding of these cards (of `card_files`), by file and line."""
     out = []
-    for path in paths:
-        found = list(_check(path))
+    for path, named in files.items():
+        found = list(_check(path, named))
         out += sorted(found, key=lambda f: (f.line, f.warning, f.field, f.expected))
     return out
 
 
-def _check(path: Path) -> Iterator[Finding]:
+def _check(path: Path, named: bool) -> Iterator[Finding]:
     try:
         data = catalog.load_toml(path)
         text = path.read_text("utf-8")
@@ -102,8 +103,9 @@ def _check(path: Path) -> Iterator[Finding]:
         return Finding(str(path), line, fault.field, fault.value, fault.expected, warning)
 
     what, fault = _kind(path, data)
-    if fault is not None or what is None:
-        yield finding(fault or Fault((), "card", None, "of no kind"))
+    if what is None:
+        # beside cards there may be other files, which nothing reads
+        yield finding(fault, warning=bool(data) and not named and catalog.card_kind(data) is None)
         return
     faults, card = _faults(what, data)
     yield from (finding(f) for f in faults)
@@ -129,8 +131,8 @@ def _broken_line(path: Path) -> int:
     return 1
 
 
-def _kind(path: Path, data: Mapping[str, Any]) -> tuple[str | None, Fault | None]:
-    """What the card is of, by its folder or its tables; a fault where they say different things."""
+def _kind(path: Path, data: Mapping[str, Any]) -> tuple[str | None, Fault]:
+    """What the card is of, by its folder or its tables; None where the fault says why not."""
     there = {folder: what for what, folder in FOLDERS.items()}.get(path.resolve().parent.name)
     what = catalog.card_kind(data)
     if not data:
@@ -140,10 +142,8 @@ def _kind(path: Path, data: Mapping[str, Any]) -> tuple[str | None, Fault | None
             (), "card", None,
             f"this is a card of a {NAMES[what]}; expected a {NAMES[there]} in {FOLDERS[there]}/",
         )  # fmt: skip
-    if there or what:
-        return there or what, None
     marks = "[chip] (a machine), [shape] (a model) or [values] (an engine, a protocol)"
-    return None, Fault((), "card", None, f"of no kind; expected {marks}")
+    return there or what, Fault((), "card", None, f"of no kind; expected {marks}")
 
 
 def _faults(what: str, data: dict[str, Any]) -> tuple[list[Fault], BaseModel | None]:

@@ -378,7 +378,8 @@ def write_new(
 ) -> Path:
     """Write `new_card` to `output` (default: `place`) and return where it is.
 
-    The file is there whole or not at all. Raises InputError when it exists and not `force`, or
+    The file is there whole or not at all. Warns (CardsWarning) when the project has a card of this
+    name. Raises InputError when it exists and not `force`, or
     can't be written.
     """
     text = new_card(what, name, like)
@@ -399,6 +400,8 @@ def write_new(
         raise InputError(
             f"output: {str(target)!r} can't be written: {error.strerror or error}"
         ) from None
+    if (data_dir(FOLDERS[what]) / f"{name}.toml").is_file():
+        catalog.warn(f"{what} {name}: the project has a card of this name; yours will hide it")
     return target
 
 

@@ -27,7 +27,7 @@ FIXED = (data_dir("protocols") / "fixed.toml").read_text()
 
 
 def findings(path: Path) -> tuple[list[check.Finding], list[check.Finding]]:
-    found = check.check([path])
+    found = check.check(check.card_files([path]))
     assert found == sorted(found, key=lambda f: f.line)
     return [f for f in found if not f.warning], [f for f in found if f.warning]
 
@@ -213,6 +213,18 @@ def test_files_that_are_no_cards(content: bytes, line: int, words: str, tmp_path
     assert [f for f in faults if f.line == line and words in str(f)], [str(f) for f in faults]
 
 
+def test_other_files_beside_cards(tmp_path: Path) -> None:
+    """Nothing reads them: a warning in a folder, a fault where such a file is named."""
+    (tmp_path / "gb300-nvl72.toml").write_text(GB300)
+    other = tmp_path / "pyproject.toml"
+    other.write_text('[project]\nname = "x"\n')
+    (said,) = [f for f in check.check(check.card_files([tmp_path])) if f.file == str(other)]
+    assert said.warning and "of no kind" in said.expected
+    assert not findings(other)[1] and "of no kind" in findings(other)[0][0].expected
+    both = check.card_files([tmp_path, other])
+    assert both == {tmp_path / "gb300-nvl72.toml": False, other: True}
+
+
 def test_a_card_in_the_wrong_folder(tmp_path: Path) -> None:
     (tmp_path / "models").mkdir()
     path = tmp_path / "models" / "gb300-nvl72.toml"
@@ -235,7 +247,7 @@ def test_no_text_makes_it_fail(
     start %= len(text)
     broken = text[:start] + new + text[start + length :]
     path.write_text(broken, encoding="utf-8", errors="replace", newline="")
-    for f in check.check([path]):
+    for f in check.check({path: True}):
         assert 1 <= f.line <= broken.count("\n") + 1
         assert str(f).isprintable() and len(str(f)) < 2000
 

@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
-from perfmodel import api, catalog, power, units
+from perfmodel import api, catalog, deployment, power, report, units
 from perfmodel.cli import main
 from perfmodel.errors import InputError
+from perfmodel.explorer import Explorer
 from perfmodel.hardware import Quantity, System
 from perfmodel.paths import data_dir
 from perfmodel.plan import Plan
@@ -291,3 +292,13 @@ def test_estimates_carry_a_derivation(system: str) -> None:
         assert card.profile == "vendor claim"
         assert any("profile: vendor claim" in n for n in api.estimate(
             MODEL, system, Plan(tp=8), **POINT).notes)  # fmt: skip
+
+
+@pytest.mark.parametrize("plan", ["best", "tp=8"])
+def test_explorer_and_report_say_that_power_is_missing(plan: str) -> None:
+    explorer = Explorer(model=MODEL, systems=["trainium3", "h200-nvl8"])
+    explorer.plan.value = plan
+    assert set(explorer.rows["system"]) == {"h200-nvl8"}
+    assert "power.all_in is not on the card of trainium3" in explorer.message.value
+    with pytest.raises(InputError, match="card of trainium3 has no 'all_in', expected one of none"):
+        deployment.check({**report.parameters("deployment"), "systems": ["trainium3"]})

@@ -173,6 +173,18 @@ def test_nothing_is_overwritten_without_force(
     assert api.load_system("mine.toml").id == "mine" and os.listdir() == ["mine.toml"]
 
 
+def test_a_name_of_the_project_is_said_aloud(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "mine.toml"
+    assert main(["new-hardware", "h200-nvl8", "--like", "h100-nvl8", "-o", str(file)]) == 0
+    err = capsys.readouterr().err
+    assert err.startswith(
+        "perfmodel: warning: system h200-nvl8: the project has a card of this name"
+    )
+    assert err.count("\n") == 1 and api.load_system(str(file)).id == "h200-nvl8"
+
+
 @pytest.mark.parametrize("inside", [True, False])
 def test_the_default_place_is_the_users_folder(
     inside: bool,

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from perfmodel import api, catalog, rows
+from perfmodel import api, catalog, report, rows
 from perfmodel.cli import main
 from perfmodel.errors import CardError, CardsWarning, InputError
 from perfmodel.explorer import Explorer
@@ -221,3 +221,30 @@ def test_an_unset_or_empty_variable_is_no_folder(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv(catalog.CARDS_VARIABLE, "")
     assert catalog.user_folder() is None and catalog.user_cards("model") == {}
     assert api.load_model("llama-3.1-8b").id == "llama-3.1-8b"
+
+
+def test_a_report_sees_a_folder_given_by_a_relative_path(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its cells run elsewhere, in a process of their own."""
+    cell = {"cell_type": "code", "execution_count": None, "outputs": []}
+    code = "from perfmodel import api\nprint(api.load_model('lama').id, len(api.load_system('fast').id))"
+    notebook = {
+        "cells": [
+            {**cell, "id": "a", "metadata": {"tags": ["parameters"]}, "source": "n: int = 1"},
+            {**cell, "id": "b", "metadata": {}, "source": code},
+        ],
+        "metadata": {"language_info": {"name": "python"}},
+        "nbformat": 4,
+        "nbformat_minor": 5,
+    }
+    (tmp_path / "reports").mkdir()
+    (tmp_path / "reports" / "own.ipynb").write_text(json.dumps(notebook))
+    monkeypatch.setattr(report, "data_dir", lambda name: tmp_path / "reports")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv(catalog.CARDS_VARIABLE, folder.name)
+    work = tmp_path / "work"
+    work.mkdir()
+    done = report.execute("own", {}, work, progress=False)
+    assert "lama 4" in json.dumps(done["cells"][-1]["outputs"])
+    assert os.environ[catalog.CARDS_VARIABLE] == folder.name
