@@ -139,7 +139,7 @@ def solve(
     """
     dec = step_chain_for(model, precision, "decode", draft).chain
     pre = step_chain_for(model, precision, "prefill", None).chain
-    f_dec, f_pre = dec.compile(*STEP, "memory"), pre.compile("step_time", "sum_floor", "t_host")
+    f_dec, f_pre = dec.compile(*STEP, "memory"), pre.compile("step_time", "n_kernels", "t_host")
     lengths = np.array([p.values.lengths.value for p in protocols])
     s_in, s_out = rows["isl"] * lengths, rows["osl"] * lengths
     dp = decode_plan["dp"]
@@ -155,10 +155,10 @@ def solve(
     base |= overrides or {}
     before = {**base, "B": prefill_plan["dp"], "T": np.zeros_like(s_in), "q": s_in}
     p = f_pre(**before)
-    launches = p["sum_floor"]
+    launches = p["n_kernels"] * base["tau_kernel"]
     work = np.maximum(p["step_time"] - launches - p["t_host"], 1e-12)
     light = mode == "speed-of-light"
-    n_k = np.zeros_like(work) if light else launches / base["tau_kernel"]
+    n_k = np.zeros_like(work) if light else p["n_kernels"] * np.ones_like(work)
 
     room = f_dec(**{**now, "B": dp, "T": s_in + s_out})["memory"]
     more = f_dec(**{**now, "B": 2 * dp, "T": s_in + s_out})["memory"] - now["workspace"]

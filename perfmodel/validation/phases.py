@@ -101,8 +101,8 @@ def phases(table: pd.DataFrame) -> pd.DataFrame:
         link = sum(x.time_s for x in e.operators if x.link_s > 0)
         if e.phase == "prefill":
             tokens, link = e.batch * e.new_tokens, v["sum_link"]
-            launches = v["sum_floor"] / v["tau_kernel"] * _engine(r).values.prefill_kernel.value
-            seconds += launches - v["sum_floor"] - v["t_host"]
+            launch = _engine(r).values.prefill_kernel.value
+            seconds += v["n_kernels"] * (launch - v["tau_kernel"]) - v["t_host"]
         line |= {"predicted": tokens / seconds / e.gpus, "note": "; ".join(notes)}
         line["predicted_overlapped"] = tokens / max(seconds - link, link) / e.gpus
     return _tidy(out, ["predicted_overlapped"])
