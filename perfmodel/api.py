@@ -12,6 +12,7 @@ from perfmodel import catalog
 from perfmodel import explain as _explain
 from perfmodel.bands import Band
 from perfmodel.bands import band as find_band
+from perfmodel.catalog import use_cards
 from perfmodel.engine import Engine
 from perfmodel.errors import DoesNotFit, InputError
 from perfmodel.explain import Explanation, key_equations
@@ -31,6 +32,7 @@ from perfmodel.request import (
     as_model,
     as_system,
     check_plan,
+    check_power,
     layout,
     list_engines,
     list_models,
@@ -119,10 +121,12 @@ class Estimate:
     interactivity_tok_s_user: float | None
     throughput_tok_s: float
     throughput_tok_s_gpu: float
-    throughput_tok_s_mw: float
+    throughput_tok_s_mw: float | None
     power_basis: str
-    power_w: float
+    power_w: float | None
+    power_set: str | None
     price_basis: str
+    price_set: str | None
     usd_per_mtok: float | None
     bound: str
     band: Band | None
@@ -171,6 +175,9 @@ def estimate(
 ) -> Estimate:
     """One operating point with its breakdown, memory and bases.
 
+    Power and price are of the named sets (keys of POWER_BASES, PRICE_BASES); `power_set` and
+    `price_set` say set, date and source. What needs a number that the card lacks is None.
+
     decode: `batch` sequences in the instance, each with `context_tokens` in the cache.
     prefill: `batch` prompts, each with `new_tokens` computed after `context_tokens` cached ones.
     Raises InputError for bad input and DoesNotFit (with the arithmetic) when memory is short.
@@ -210,9 +217,12 @@ def estimate(
         acceptance_length=run.acceptance, gpus=plan.gpus,
         step_time_s=v["step_time"], tpot_s=v.get("tpot"),
         interactivity_tok_s_user=v.get("interactivity"), throughput_tok_s=v["throughput"],
-        throughput_tok_s_gpu=v["throughput_gpu"], throughput_tok_s_mw=v["throughput_mw"],
-        power_basis=power_basis, power_w=inputs["P_gpu"] * plan.gpus, price_basis=price_basis,
-        usd_per_mtok=v["usd_per_mtok"] if run.has_price else None,
+        throughput_tok_s_gpu=v["throughput_gpu"],
+        throughput_tok_s_mw=v["throughput_mw"] if run.power_set else None,
+        power_basis=power_basis, power_set=run.power_set,
+        power_w=inputs["P_gpu"] * plan.gpus if run.power_set else None,
+        price_basis=price_basis, price_set=run.price_set,
+        usd_per_mtok=v["usd_per_mtok"] if run.price_set else None,
         bound=_bound(v), band=_band(run, phase, mode, batch, context_tokens, new_tokens, plan),
         memory=_memory_lines(run, v), memory_bytes=v["memory"],
         capacity_bytes=run.capacity, operators=lines,
@@ -439,7 +449,8 @@ def best(
 
     Searches every plan of `plans` with each batch in `batch`, the list of
     instance batches tried. Columns as `sweep`, plus `plan` (label), `gpus` and
-    those of `curve_band`; sorted by interactivity. Raises DoesNotFit when no plan fits at any batch.
+    those of `curve_band`; sorted by interactivity. Raises DoesNotFit when no plan fits at any batch,
+    InputError also when the card has no power of the basis.
     """
     run = prepare(
         model, system, phase="decode", new_tokens=1, precision=precision, mode=mode,
@@ -448,6 +459,7 @@ def best(
         acceptance_length=acceptance_length,
         power_basis=power_basis, price_basis=price_basis,
     )  # fmt: skip
+    check_power(run.system, power_basis)
     candidates = _plans(run.model, run.system, max_gpus, run.draft)
     b, t = _points(run, batch, context_tokens)
     layouts = [layout(p, run.model) for p in candidates]
@@ -531,7 +543,7 @@ def explain(e: Estimate, name: str) -> Explanation:
 __all__ = [
     "BALANCES", "BOUNDS", "Estimate", "Explanation", "MODES", "MemoryLine", "OVERLAPS", "OperatorLine",
     "PHASES",
-    "POWER_BASES", "PRICE_BASES", "Plan", "best", "curve_band", "drafts", "estimate", "explain",
+    "POWER_BASES", "PRICE_BASES", "Plan", "best", "check_power", "curve_band", "drafts", "estimate", "explain",
     "explain_names", "key_equations", "list_engines", "list_models", "list_systems",
-    "load_engine", "load_model", "load_system", "plans", "precisions", "sweep",
+    "load_engine", "load_model", "load_system", "plans", "precisions", "sweep", "use_cards",
 ]  # fmt: skip

@@ -8,9 +8,13 @@ from __future__ import annotations
 
 import datetime
 import difflib
+import os
 import re
+import sys
 import tomllib
+import warnings
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, TypeVar, get_args
@@ -27,7 +31,7 @@ from pydantic import (
     model_validator,
 )
 
-from perfmodel.errors import CardError, InputError
+from perfmodel.errors import CardError, CardsWarning, InputError
 from perfmodel.paths import data_dir
 from perfmodel.units import in_bits, parse
 
@@ -47,6 +51,29 @@ def _check_order(low: float | None, value: float, high: float | None) -> None:
         raise ValueError(
             f"low {low}, value {value}, high {high} are out of order; expected low <= value <= high"
         )
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One thing that is wrong in a card: where, what stands there, what would be right."""
+
+    path: tuple[str | int, ...]
+    field: str  # `path` as text
+    value: str | None
+    expected: str
+
+    def __str__(self) -> str:
+        return ": ".join(x for x in (self.field, self.value, self.expected) if x is not None)
+
+
+class Slips(ValueError):
+    """Several faults of one part, for a validator to raise: (key, value, what is expected)."""
+
+    def __init__(self, found: list[tuple[str, str | None, str]], mark: str = ": ") -> None:
+        self.found = found
+        key, value, expected = found[0]
+        at = key if value is None else f"{key}{mark}{value}"
+        super().__init__(f"{at}: {expected}" if at else expected)
 
 
 class Quantity(BaseModel):
@@ -88,19 +115,14 @@ def quantity_field(
     unit = "" if si_unit == "1" else f" {si_unit}"
     bounds = f"{'more than' if above else 'at least'} {lowest:g} and at most {highest:g}{unit}"
 
-    def number(raw: Mapping[str, Any], key: str) -> float | None:
-        if key not in raw:
-            return None
-        try:
-            x = parse(raw[key], si_unit)
-            if not bits and in_bits(raw[key]):
-                raise ValueError("expected bytes (B), not bits (b)")
-            if x < lowest or (above and x == lowest) or x > highest:
-                raise ValueError(f"expected {bounds}")
-            if whole and x != int(x):
-                raise ValueError("expected a whole number")
-        except ValueError as e:
-            raise ValueError(f"{key} {short(raw[key])}: {e}") from None
+    def number(raw: Any) -> float:
+        x = parse(raw, si_unit)
+        if not bits and in_bits(raw):
+            raise ValueError("expected bytes (B), not bits (b)")
+        if x < lowest or (above and x == lowest) or x > highest:
+            raise ValueError(f"expected {bounds}")
+        if whole and x != int(x):
+            raise ValueError("expected a whole number")
         return x
 
     def convert(raw: Any, info: ValidationInfo) -> Any:
@@ -112,23 +134,35 @@ def quantity_field(
             raise ValueError(
                 f'expected {{ value = …, kind = "{"|".join(KINDS)}", source = "KEY" }}'
             )
-        if unknown := sorted(set(raw) - set(_KEYS)):
-            raise ValueError(f"unknown key {unknown[0]!r}; expected {', '.join(_KEYS)}")
-        for key in ("value", "kind", "source"):
-            if key not in raw:
-                raise ValueError(f"{key} is missing; expected value, kind and source")
-        kind, source = raw["kind"], raw["source"]
-        if kind not in KINDS:
-            raise ValueError(f"kind {short(kind)}: expected one of {', '.join(KINDS)}")
+        slips: list[tuple[str, str | None, str]] = [
+            (short(k), None, f"unknown key; expected {', '.join(_KEYS)}")
+            for k in sorted(set(raw) - set(_KEYS))
+        ]
+        slips += [
+            (key, None, "missing; expected value, kind and source")
+            for key in ("value", "kind", "source")
+            if key not in raw
+        ]
+        kind, source = raw.get("kind"), raw.get("source")
+        if "kind" in raw and kind not in KINDS:
+            slips.append(("kind", short(kind), f"expected one of {', '.join(KINDS)}"))
         sources = (info.context or {}).get("sources", {})
-        if not isinstance(source, str) or source not in sources:
+        if "source" in raw and (not isinstance(source, str) or source not in sources):
             known = ", ".join(sources) or "none"
-            raise ValueError(f"source {short(source)}: expected a key of [sources]: {known}")
-        low, value, high = number(raw, "low"), number(raw, "value"), number(raw, "high")
-        assert value is not None  # its presence was checked above
-        _check_order(low, value, high)
+            slips.append(("source", short(source), f"expected a key of [sources]: {known}"))
+        numbers: dict[str, float] = {}
+        for key in ("low", "value", "high"):
+            try:
+                if key in raw:
+                    numbers[key] = number(raw[key])
+            except ValueError as e:
+                slips.append((key, short(raw[key]), str(e)))
+        if slips:
+            raise Slips(slips, " ")
+        low, high = numbers.get("low"), numbers.get("high")
+        _check_order(low, numbers["value"], high)
         return Quantity(
-            value=value, unit=si_unit, kind=kind, source=sources[source],
+            value=numbers["value"], unit=si_unit, kind=raw["kind"], source=sources[source],
             low=low, high=high, text=str(raw["value"]),
         )  # fmt: skip
 
@@ -246,15 +280,15 @@ def _known_keys(cls: Any, where: tuple[Any, ...]) -> list[str]:
     return list(getattr(cls, "model_fields", ()))
 
 
-def _line(cls: type[BaseModel], error: Any) -> str:
-    """One pydantic error as "field: value: what is expected"."""
+def _fault(cls: type[BaseModel], error: Any) -> Fault:
+    """One pydantic error as a fault."""
     loc = list(error["loc"])
-    if len(loc) > 3 and loc[0] in ("attention", "ffn"):
+    if len(loc) > 2 and loc[0] in ("attention", "ffn"):
         del loc[2]  # the type that pydantic chose by; no part of the card's path
     # a key may hold anything, line breaks too: what isn't a plain name is shown as its repr
     where = ".".join(str(x) if _PLAIN.fullmatch(str(x)) else short(x) for x in loc) or "card"
     if error["type"] == "missing":
-        return f"{where}: missing; expected a value"
+        return Fault(tuple(loc), where, None, "missing; expected a value")
     message = error["msg"].removeprefix("Value error, ")
     if not message.isprintable():  # pydantic quotes tags as they are
         message = short(message)
@@ -262,9 +296,23 @@ def _line(cls: type[BaseModel], error: Any) -> str:
         known = _known_keys(cls, error["loc"])
         near = difflib.get_close_matches(str(error["loc"][-1]), known, 1)
         message = "unknown key" + (f"; expected {', '.join(near or known)}" if known else "")
-    if error["loc"]:
-        return f"{where}: {short(error['input'])}: {message}"
-    return f"{where}: {message}"
+    return Fault(tuple(loc), where, short(error["input"]) if loc else None, message)
+
+
+def faults_of(cls: type[BaseModel], error: ValidationError) -> list[Fault]:
+    """Every fault that pydantic found, the slips of one part each for itself."""
+    out = []
+    for e in error.errors(include_url=False):
+        whole = _fault(cls, e)
+        slips = (e.get("ctx") or {}).get("error")
+        if not isinstance(slips, Slips):
+            out.append(whole)
+            continue
+        for key, value, expected in slips.found:
+            at: list[str | int] = [k for k in key.split(".") if k]
+            field = ".".join(x for x in (whole.field if whole.path else "", key) if x)
+            out.append(Fault((*whole.path, *at), field, value, expected))
+    return out
 
 
 def validate(cls: type[Card], data: Mapping[str, Any], path: Path) -> Card:
@@ -281,7 +329,7 @@ def validate(cls: type[Card], data: Mapping[str, Any], path: Path) -> Card:
         # unknown keys first: where a key is misspelt, "missing" is only what follows from it
         rank = {"extra_forbidden": 0, "missing": 2}
         errors = sorted(e.errors(include_url=False), key=lambda x: rank.get(x["type"], 1))
-        faults = tuple(f"{path}: {_line(cls, x)}" for x in errors)
+        faults = tuple(f"{path}: {_fault(cls, x)}" for x in errors)
         more = f" (and {len(faults) - 1} more)" if len(faults) > 1 else ""
         error = CardError(faults[0] + more)
         error.faults = faults
@@ -327,16 +375,131 @@ def read_quantities(path: Path, table: str) -> dict[str, Quantity]:
     return out
 
 
-def resolve(name: str | Path, folder: Path, what: str) -> Path:
-    """The card file for an id of `folder` or a path ending in .toml.
+# ---- where cards are found
 
-    Raises InputError naming `what`, the nearest id and all known ones.
+CARDS_VARIABLE = "PERFMODEL_CARDS"
+# what a card describes -> the folder of such cards, here and in a user's own folder
+FOLDERS = {"system": "hardware", "model": "models", "engine": "engines", "protocol": "protocols"}
+
+
+def use_cards(folder: str | Path | None) -> None:
+    """Search this folder of the user's own cards before the project's; None ends that.
+
+    The folder holds `hardware/*.toml`, `models/*.toml`, or cards side by side. The choice lies in
+    the environment variable PERFMODEL_CARDS, so processes started from here make it too.
+    Raises InputError when there is no such folder or it can't be read.
+    """
+    if folder is None:
+        os.environ.pop(CARDS_VARIABLE, None)
+    else:
+        os.environ[CARDS_VARIABLE] = str(_readable(Path(folder), "cards").resolve())
+
+
+def user_folder() -> Path | None:
+    """The user's folder of cards (PERFMODEL_CARDS), or None; raises InputError as `use_cards`."""
+    text = os.environ.get(CARDS_VARIABLE, "")
+    return _readable(Path(text), CARDS_VARIABLE) if text else None
+
+
+def _readable(folder: Path, name: str) -> Path:
+    try:
+        with os.scandir(folder):
+            return folder
+    except (OSError, ValueError) as e:  # ValueError: a null byte
+        why = getattr(e, "strerror", None) or str(e)
+        raise InputError(
+            f"{name}: {short(str(folder))}: {why}; expected a readable folder of cards"
+        ) from None
+
+
+def card_kind(data: Mapping[str, Any]) -> str | None:
+    """What a card describes, by its tables: a key of FOLDERS, or None if that can't be told."""
+    if "chip" in data or "shape" in data:
+        return "system" if "chip" in data else "model"
+    values = data.get("values")
+    if isinstance(values, Mapping):
+        return "protocol" if {"lengths", "wave", "in_step"} & set(values) else "engine"
+    return None
+
+
+def user_cards(what: str) -> dict[str, Path]:
+    """The user's cards of this kind (a key of FOLDERS): id, which is the file's name -> file.
+
+    Raises InputError for an id that two files have, CardError for a file that can't be read.
+    """
+    folder = user_folder()
+    if folder is None:
+        return {}
+    files = sorted((folder / FOLDERS[what]).glob("*.toml"))
+    files += [p for p in sorted(folder.glob("*.toml")) if card_kind(load_toml(p)) == what]
+    found: dict[str, Path] = {}
+    for path in files:
+        if path.stem in found:
+            raise _twice(path.stem, what, found[path.stem], path)
+        found[path.stem] = path
+    return found
+
+
+def user_card(name: str, what: str) -> Path | None:
+    """The user's card with this id, if there is one; raises as `user_cards`."""
+    folder = user_folder()
+    if folder is None or not _ID.fullmatch(name):
+        return None
+    inside, beside = folder / FOLDERS[what] / f"{name}.toml", folder / f"{name}.toml"
+    # one whose kind can't be told is taken: reading it says what it lacks
+    mine = beside.is_file() and card_kind(load_toml(beside)) in (what, None)
+    if mine and inside.is_file():
+        raise _twice(name, what, inside, beside)
+    return beside if mine else inside if inside.is_file() else None
+
+
+def _twice(name: str, what: str, first: Path, second: Path) -> InputError:
+    return InputError(
+        f"{what}: {name!r} is there twice, {first} and {second}; expected one of them"
+    )
+
+
+def _project_card(name: str, folder: Path) -> Path | None:
+    path = folder / f"{name}.toml"
+    return path if _ID.fullmatch(name) and path.is_file() else None
+
+
+def _hides(what: str, name: str, path: Path) -> str:
+    return f"{what} {name}: your card {path} is used, not the project's card of this name"
+
+
+def warn(text: str) -> None:
+    """Give a CardsWarning at the line outside this package that led here."""
+    level, frame = 1, sys._getframe()
+    while frame.f_back and frame.f_globals.get("__name__", "").startswith("perfmodel."):
+        level, frame = level + 1, frame.f_back
+    warnings.warn(text, CardsWarning, stacklevel=level)
+
+
+def hiding(what: str, card: BaseModel) -> str | None:
+    """A sentence if `card` is the user's own and hides a card of the project, else None."""
+    name = str(getattr(card, "id", ""))
+    path = user_card(name, what)
+    if path is None or _project_card(name, data_dir(FOLDERS[what])) is None:
+        return None
+    mine = _read(type(card), path, path.stat().st_mtime_ns)
+    return _hides(what, name, path) if mine == card else None
+
+
+def resolve(name: str | Path, folder: Path, what: str) -> Path:
+    """The card file for an id or a path ending in .toml: the user's folder first, then `folder`.
+
+    Warns (CardsWarning) where both have the id. Raises InputError naming `what`, the nearest id
+    and all known ones.
     """
     if not isinstance(name, str | Path) or not str(name):
         raise InputError(f"{what}: {name!r} is not an id or a path of a card")
     text = str(name)
-    if _ID.fullmatch(text) and (found := folder / f"{text}.toml").is_file():
-        return found
+    own, found = user_card(text, what), _project_card(text, folder)
+    if own and found:
+        warn(_hides(what, text, own))
+    if path := own or found:
+        return path
     if text.endswith(".toml"):
         try:
             if Path(text).is_file():
@@ -344,21 +507,32 @@ def resolve(name: str | Path, folder: Path, what: str) -> Path:
         except (OSError, ValueError):  # too long a name, a null byte
             pass
         raise InputError(f"{what}: {short(text)}: there is no such file")
-    known = sorted(p.stem for p in folder.glob("*.toml"))
+    known = list_cards(what, folder)
     near = difflib.get_close_matches(text[:80].lower(), known, 1, 0.4)
     hint = f"did you mean {near[0]!r}? " if near else ""
     raise InputError(f"{what}: {short(text)} is unknown; {hint}known: {', '.join(known)}")
 
 
+def list_cards(what: str, folder: Path | None = None) -> list[str]:
+    """The ids of the cards of this kind (a key of FOLDERS): the project's and the user's."""
+    folder = data_dir(FOLDERS[what]) if folder is None else folder
+    return sorted({p.stem for p in folder.glob("*.toml")} | set(user_cards(what)))
+
+
 def list_systems() -> list[str]:
-    """The ids of the machine cards that come with this project."""
-    return sorted(p.stem for p in data_dir("hardware").glob("*.toml"))
+    """The ids of the machine cards: the project's and those of the user's folder."""
+    return list_cards("system")
 
 
 def load_card(cls: type[Card], name: str | Path, folder: Path, what: str) -> Card:
-    """The card with this id in `folder`, or of this path; raises InputError or CardError."""
+    """The card with this id (see `resolve`), or of this path; raises InputError or CardError."""
     path = resolve(name, folder, what)
-    return _read(cls, path, path.stat().st_mtime_ns)
+    card = _read(cls, path, path.stat().st_mtime_ns)
+    found = getattr(card, "id", None)
+    if not str(name).endswith(".toml") and found != path.stem:
+        # the id stands in every result: another one there would name another card
+        raise CardError(f"{path}: id: {found!r}: expected {path.stem!r}, the file's name")
+    return card
 
 
 @lru_cache(maxsize=128)

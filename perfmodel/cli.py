@@ -13,12 +13,14 @@ import math
 import os
 import re
 import sys
+import warnings
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
 
-from perfmodel import __version__, cli_evidence
-from perfmodel.errors import InputError, PerfModelError
+from perfmodel import __version__, cli_cards, cli_evidence
+from perfmodel.errors import CardsWarning, InputError, PerfModelError
 from perfmodel.text import fields, plain, si, table
 
 PHASES = ("decode", "prefill")
@@ -83,6 +85,9 @@ def _parser() -> Parser:
         sub = commands.add_parser(name, help=text, description=text, allow_abbrev=False)
         sub.set_defaults(function=function)
         sub.add_argument("--json", action="store_true", help="print JSON, in SI units")
+        sub.add_argument(
+            "--cards", metavar="DIR", help="your own cards, searched first ($PERFMODEL_CARDS)"
+        )
         return sub
 
     sub = command("estimate", _estimate, "Estimate one operating point.")
@@ -98,6 +103,7 @@ def _parser() -> Parser:
     sub = command("hardware", _hardware, "List the systems, or every number of one.")
     sub.add_argument("id", nargs="?", metavar="SYSTEM", help="id or card file of a system")
 
+    cli_cards.add(command)
     cli_evidence.add(command)
 
     sub = command("report", _report, "Write a report.")
@@ -143,8 +149,14 @@ def _add_point(sub: argparse.ArgumentParser) -> None:
     add("--draft", metavar="NAME", help="draft of the model (the checkpoint's own)")
     add("--draft-tokens", type=count, default=0, metavar="N", help="speculative decoding (0: off)")
     add("--acceptance-length", type=finite, metavar="X", help="tokens a step yields")
-    add("--power-basis", default="all_in", metavar="NAME", help="chip, rack_it, all_in, ...")
-    add("--price-basis", default="owned", metavar="NAME", help="owned, neocloud or rental")
+    add(
+        "--power", "--power-basis", dest="power_basis", default="all_in", metavar="SET",
+        help="chip, rack_it, all_in or all_in_old (all_in)",
+    )  # fmt: skip
+    add(
+        "--price", "--price-basis", dest="price_basis", default="owned", metavar="SET",
+        help="owned, neocloud or rental; _old: of April 2026 (owned)",
+    )  # fmt: skip
 
 
 # ---- estimate and explain
@@ -233,8 +245,6 @@ def _estimate(args: argparse.Namespace) -> Iterator[str]:
 
 
 def _metrics(e: Any) -> Iterator[tuple[str, str]]:
-    from perfmodel import api
-
     yield "Model", f"{e.model_id}, precision {e.precision}"
     yield "System", f"{e.system_id}, {e.plan.label} ({e.gpus} GPUs)"
     prefill = f", {e.new_tokens:,} new tokens each" if e.phase == "prefill" else ""
@@ -259,13 +269,16 @@ def _metrics(e: Any) -> Iterator[tuple[str, str]]:
         "Throughput",
         f"{si(e.throughput_tok_s)} tok/s, {si(e.throughput_tok_s_gpu)} tok/s/GPU ({tokens})",
     )
-    yield "Per MW", f"{si(e.throughput_tok_s_mw)} tok/s/MW at {si(e.power_w, 'W')}"
-    yield "  power", f"{e.power_basis}: {api.POWER_BASES[e.power_basis]}"
-    if e.usd_per_mtok is None:
+    if e.power_set is None:
+        yield "Per MW", f"no {e.power_basis} power on the card of {e.system_id}"
+    else:
+        yield "Per MW", f"{si(e.throughput_tok_s_mw)} tok/s/MW at {si(e.power_w, 'W')}"
+        yield "  power", e.power_set
+    if e.price_set is None:
         yield "Cost", f"no {e.price_basis} price on the card of {e.system_id}"
     else:
         yield "Cost", f"{e.usd_per_mtok:.4g} USD per million {tokens}"
-        yield "  price", f"{e.price_basis}: {api.PRICE_BASES[e.price_basis]}"
+        yield "  price", e.price_set
 
 
 def _band(e: Any) -> str:
@@ -381,16 +394,17 @@ def _value(value: Any, unit: str) -> str:
 
 
 def _models(args: argparse.Namespace) -> Iterator[str]:
-    from perfmodel import api
+    from perfmodel import api, catalog
 
     if args.id is not None:
         yield from _card(_model(args.id), args.json)
         return
-    rows = []
+    rows, own = [], catalog.user_cards("model")
     for name in api.list_models():
         m = api.load_model(name)
         row = {k: getattr(m, k) for k in ("id", "name", "vendor", "summary")}
         row["context_tokens"] = m.shape.context_tokens
+        row["your_card"] = str(own[name]) if name in own else None
         rows.append(row | {"precisions": list(api.precisions(m))})
     if args.json:
         yield _json({"models": rows})
@@ -402,11 +416,12 @@ def _models(args: argparse.Namespace) -> Iterator[str]:
             ("  context", f"{r['context_tokens']:,} tokens"),
             ("  precisions", ", ".join(r["precisions"])),
         ]
+        pairs += [("  yours", r["your_card"])] if r["your_card"] else []
     yield fields(pairs)
 
 
 def _hardware(args: argparse.Namespace) -> Iterator[str]:
-    from perfmodel import api
+    from perfmodel import api, catalog
 
     if args.id is not None:
         yield from _card(_system(args.id), args.json)
@@ -420,13 +435,14 @@ def _hardware(args: argparse.Namespace) -> Iterator[str]:
         "scale_up_gpus": "scale_up.gpus",
         "power_all_in": "power.all_in",
     }
-    rows = []
+    rows: list[dict[str, Any]] = []
+    own = catalog.user_cards("system")
     for name in api.list_systems():
         s = api.load_system(name)
         known = s.quantities()
         row = {k: getattr(s, k) for k in ("id", "name", "vendor", "profile", "summary")}
         numbers = {k: known[p].value if p in known else None for k, p in columns.items()}
-        rows.append(row | numbers)
+        rows.append(row | numbers | {"your_card": str(own[name]) if name in own else None})
     if args.json:
         yield _json({"systems": rows})
         return
@@ -436,7 +452,11 @@ def _hardware(args: argparse.Namespace) -> Iterator[str]:
     head = ("System", "BF16", "FP8", "FP4", "HBM", "bandwidth", "GPUs", "all-in")
     yield table(head, [(r["id"], *(si(r[k], units[k]) for k in columns)) for r in rows], "lrrrrrrr")
     yield ""
-    yield fields((r["id"], f"{r['name']}, {r['profile']}: {r['summary']}") for r in rows)
+    pairs = []
+    for r in rows:
+        pairs.append((r["id"], f"{r['name']}, {r['profile']}: {r['summary']}"))
+        pairs += [("  yours", r["your_card"])] if r["your_card"] else []
+    yield fields(pairs)
     yield "\nOf each GPU, dense peaks; GPUs: in a scale-up domain; all-in: power at the utility."
 
 
@@ -574,8 +594,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             if hasattr(stream, "reconfigure"):
                 stream.reconfigure(errors="replace")
         args = _parser().parse_args(argv)
-        for block in args.function(args):
-            print(block)
+        with _cards(args.cards):
+            for block in args.function(args):
+                print(block)
         sys.stdout.flush()
     except SystemExit as stop:  # argparse: --help, --version or a bad command line
         return stop.code if isinstance(stop.code, int) else 2
@@ -592,7 +613,37 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     except KeyboardInterrupt:
         return 130
-    return 0
+    return getattr(args, "status", 0)
+
+
+@contextmanager
+def _cards(folder: str | None) -> Iterator[None]:
+    """Use this folder of the user's cards, and say in one line where two cards have one name."""
+    said: set[str] = set()
+    before = os.environ.get("PERFMODEL_CARDS")
+    with warnings.catch_warnings():
+        show = warnings.showwarning
+
+        def aloud(message: Any, category: Any, *rest: Any, **more: Any) -> None:
+            if not issubclass(category, CardsWarning):
+                show(message, category, *rest, **more)
+            elif str(message) not in said:
+                said.add(str(message))
+                print(f"perfmodel: warning: {message}", file=sys.stderr)
+
+        warnings.showwarning = aloud
+        warnings.simplefilter("always", CardsWarning)
+        try:
+            if folder is not None:
+                from perfmodel import catalog
+
+                catalog.use_cards(folder)
+            yield
+        finally:
+            if folder is not None:
+                os.environ.pop("PERFMODEL_CARDS", None)
+                if before is not None:
+                    os.environ["PERFMODEL_CARDS"] = before
 
 
 if __name__ == "__main__":

@@ -97,7 +97,7 @@ def check(params: Mapping[str, Any]) -> None:
         if params["power_basis"] not in bases:
             raise InputError(
                 f"power_basis: the card of {system} has no {params['power_basis']!r}, "
-                f"expected one of {', '.join(bases)}"
+                f"expected one of {', '.join(bases) or 'none: the report ranks by throughput per MW'}"
             )
     limit = api.load_model(params["model"]).shape.context_tokens
     if not 1 <= params["context_tokens"] <= limit:

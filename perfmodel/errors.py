@@ -23,3 +23,7 @@ class InputError(PerfModelError):
 
 class DoesNotFit(PerfModelError):
     """Weights, cache and buffers need more memory than each GPU has."""
+
+
+class CardsWarning(UserWarning):
+    """Two cards have one name; says which of them is used."""

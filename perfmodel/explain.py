@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -68,6 +69,10 @@ def names(e: Estimate, step: StepChain) -> list[str]:
 def explain(e: Estimate, step: StepChain, name: str) -> Explanation:
     """The explanation of one name; raises InputError listing near ones when it is unknown."""
     if name in TOP and name in step.chain.defs:
+        if math.isnan(e.values[name]):
+            used = {s.name for s in step.chain.expr(name).free_symbols}
+            missing = next(k for k in ("P_gpu", "c_gpu") if k in used and math.isnan(e.values[k]))
+            raise InputError(f"explain: {name} has no value: {e.sources[missing]}")
         return _definition(step.chain, name, e.values, e.sources)
     ops = _operators(e, step)
     if name in ops:

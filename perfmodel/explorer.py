@@ -236,6 +236,7 @@ class Explorer(w.VBox):
         low, high = self.batches.value
         batch = np.unique(np.geomspace(low, high, POINTS).round())
         common: dict[str, Any] = {"context_tokens": self._context_tokens(), **self._keywords()}
+        api.check_power(system, self.power.value)
         text = self.plan.value.strip()
         if text.lower() in ("", "best"):
             return api.best(self.model.value, system, batch=batch, **common)
@@ -384,6 +385,6 @@ def _point_text(e: api.Estimate) -> str:
         f"<div style='line-height:1.45;max-width:500px'><b>{html.escape(e.system_id)}</b>, "
         f"{html.escape(e.plan.label)} ({e.gpus} GPUs), batch {e.batch:,}, "
         f"context {e.context_tokens:,}: step {e.step_time_s * 1e3:,.2f} ms, "
-        f"{speed:,.1f} tok/s/user, {e.throughput_tok_s_mw:,.0f} tok/s/MW{cost}; "
+        f"{speed:,.1f} tok/s/user, {e.throughput_tok_s_mw or float('nan'):,.0f} tok/s/MW{cost}; "
         f"bound by {e.bound}.<span style='opacity:.75;font-size:12px'>{notes}</span></div>"
     )

@@ -22,6 +22,7 @@ from perfmodel.catalog import (
     Ratio,
     Seconds,
     Share,
+    Slips,
     Text,
     Usd,
     UsdPerHour,
@@ -83,22 +84,29 @@ class Layout(Part):
 class Power(Part):
     """Watts per GPU: the chip, all IT of the rack, all of the site (newer and older analyst set).
 
-    PUE: site power over IT power.
+    PUE: site power over IT power. A number that nobody has published is left out; metrics that
+    need it are then refused.
     """
 
-    chip: Watts
-    rack_it: Watts
-    all_in: Watts
+    chip: Watts | None = None
+    rack_it: Watts | None = None
+    all_in: Watts | None = None
     all_in_old: Watts | None = None
-    pue: Factor
+    pue: Factor | None = None
 
 
 class Price(Part):
-    """Per GPU: hourly cost to a hyperscaler, to a neocloud, as a 3-year rental; purchase price."""
+    """Per GPU: hourly cost to a hyperscaler, to a neocloud, as a 3-year rental; purchase price.
+
+    Those that end in _old are of the older analyst set, which goes with `power.all_in_old`.
+    """
 
     owned: UsdPerHour | None = None
     neocloud: UsdPerHour | None = None
     rental: UsdPerHour | None = None
+    owned_old: UsdPerHour | None = None
+    neocloud_old: UsdPerHour | None = None
+    rental_old: UsdPerHour | None = None
     capex: Usd | None = None
 
 
@@ -166,6 +174,37 @@ class Floors(Part):
     fused: Seconds | None = None
 
 
+def cross_faults(
+    chip: Chip | None, efficiency: Efficiency | None, power: Power | None
+) -> list[tuple[str, str | None, str]]:
+    """What doesn't fit together: (field, value, what is expected); a part may be unknown (None)."""
+    out: list[tuple[str, str | None, str]] = []
+    # Without these the roofline would have a peak and nothing to multiply it with.
+    for rate in ("fp8", "fp4") if chip and efficiency else ():
+        peak = getattr(chip, f"peak_{rate}")
+        for name in (n for n in Efficiency.model_fields if n.endswith(f"_{rate}")):
+            q = getattr(efficiency, name)
+            at = f"efficiency.{name}"
+            if peak is not None and q is None:
+                why = f"missing; expected a value because chip.peak_{rate} is set"
+                out.append((at, None, why))
+            if peak is None and q is not None:
+                why = f"expected none, because chip.peak_{rate} is not on the card"
+                out.append((at, repr(q.text), why))
+    # A narrower format is never slower: the other way round is a slip of a prefix.
+    names = ("peak_bf16", "peak_fp8", "peak_fp4")
+    peaks = [(n, q) for n in names if (q := getattr(chip, n, None)) is not None]
+    for (wide, a), (narrow, b) in zip(peaks, peaks[1:], strict=False):
+        if b.value < a.value:
+            out.append(
+                (f"chip.{narrow}", repr(b.text), f"expected at least chip.{wide} ({a.text})")
+            )
+    if power and power.chip and power.rack_it and power.chip.value > power.rack_it.value:
+        why = f"expected at least power.chip ({power.chip.text})"
+        out.append(("power.rack_it", repr(power.rack_it.text), why))
+    return out
+
+
 class System(Part):
     """A whole machine card."""
 
@@ -191,38 +230,8 @@ class System(Part):
 
     @model_validator(mode="after")
     def _complete(self) -> System:
-        # Without these the roofline would have a peak and nothing to multiply it with.
-        for rate in ("fp8", "fp4"):
-            peak = getattr(self.chip, f"peak_{rate}")
-            names = [n for n in type(self.efficiency).model_fields if n.endswith(f"_{rate}")]
-            for name in names:
-                q = getattr(self.efficiency, name)
-                if peak is not None and q is None:
-                    raise ValueError(
-                        f"efficiency.{name}: missing; expected a value because chip.peak_{rate} is "
-                        "set"
-                    )
-                if peak is None and q is not None:
-                    raise ValueError(
-                        f"efficiency.{name}: {q.text!r}: expected none, because chip.peak_{rate} "
-                        "is not on the card"
-                    )
-        # A narrower format is never slower: the other way round is a slip of a prefix.
-        peaks = [
-            (n, q)
-            for n in ("peak_bf16", "peak_fp8", "peak_fp4")
-            if (q := getattr(self.chip, n)) is not None
-        ]
-        for (wide, a), (narrow, b) in zip(peaks, peaks[1:], strict=False):
-            if b.value < a.value:
-                raise ValueError(
-                    f"chip.{narrow}: {b.text!r}: expected at least chip.{wide} ({a.text})"
-                )
-        if self.power.chip.value > self.power.rack_it.value:
-            raise ValueError(
-                f"power.rack_it: {self.power.rack_it.text!r}: expected at least power.chip "
-                f"({self.power.chip.text})"
-            )
+        if slips := cross_faults(self.chip, self.efficiency, self.power):
+            raise Slips(slips)
         return self
 
     def quantities(self) -> dict[str, Quantity]:

@@ -7,6 +7,7 @@ A card is data only. Dims are plain counts; each section carries the source key 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from typing import Annotated, Literal
 
 from pydantic import (
@@ -140,14 +141,69 @@ class GatedDelta(Section):
     chunk: Dim
 
 
+class Mamba2(Section):
+    """Mamba-2: a recurrent state of `head_dim` x `state_dim` a head, and a short convolution.
+
+    `groups` share their input and output maps of the state (B and C) as KV heads are shared.
+    """
+
+    type: Literal["mamba2"]
+    heads: Dim
+    head_dim: Dim
+    state_dim: Dim
+    groups: Dim
+    conv_kernel: Dim
+    chunk: Dim
+
+    @model_validator(mode="after")
+    def _whole_groups(self) -> Mamba2:
+        if self.heads % self.groups:
+            raise ValueError(f"groups {self.groups} does not divide heads {self.heads}")
+        return self
+
+
+class BlockSparse(Section):
+    """Grouped-query attention over chosen blocks of the context (MiniMax M3).
+
+    Index heads score every token's index key; a block's score is its best one. Attended are the
+    `top_blocks` best blocks and the last `local_blocks`.
+    """
+
+    type: Literal["block_sparse"]
+    heads: Dim
+    kv_heads: Dim
+    head_dim: Dim
+    block_tokens: Dim
+    top_blocks: Dim
+    local_blocks: Annotated[int, Field(ge=0, le=10**6, strict=True)]
+    index_heads: Dim
+    index_head_dim: Dim
+
+    @model_validator(mode="after")
+    def _whole_groups(self) -> BlockSparse:
+        if self.heads % self.kv_heads:
+            raise ValueError(f"kv_heads {self.kv_heads} does not divide heads {self.heads}")
+        return self
+
+
+# Matrices of a feed-forward layer: gate, up and down; or up and down alone, as with relu squared.
+Matrices = Annotated[int, Field(ge=2, le=3, strict=True)]
+
+
 class MoE(Section):
-    """Routed experts, shared experts and (where `latent_dim` is set) latent projections."""
+    """Routed experts, shared experts and (where `latent_dim` is set) latent projections.
+
+    Shared experts work at the hidden width; `shared_intermediate` is the inner width of all of
+    them together, by default `shared_experts` x `intermediate`.
+    """
 
     type: Literal["moe"]
     experts: Dim
     experts_per_token: Dim
     intermediate: Dim
     shared_experts: Annotated[int, Field(ge=0, le=64, strict=True)]
+    shared_intermediate: Dim | None = None
+    matrices: Matrices = 3
     latent_dim: Dim | None = None
     hash_layers: Annotated[int, Field(ge=0, le=1000, strict=True)] = 0
 
@@ -157,18 +213,40 @@ class MoE(Section):
             raise ValueError(
                 f"experts_per_token {self.experts_per_token} is more than experts {self.experts}"
             )
+        if self.shared_intermediate is not None and not self.shared_experts:
+            raise ValueError(
+                f"shared_intermediate {self.shared_intermediate} without shared experts; "
+                "expected shared_experts of at least 1"
+            )
         return self
+
+    @property
+    def shared_width(self) -> int:
+        """Inner width of the shared experts together; 0 where there are none."""
+        return self.shared_intermediate or self.shared_experts * self.intermediate
 
 
 class Dense(Section):
-    """A gated dense feed-forward layer (three matrices)."""
+    """A dense feed-forward layer, gated unless it has two `matrices`."""
 
     type: Literal["dense"]
     intermediate: Dim
+    matrices: Matrices = 3
+
+
+RECURRENT = (KDA, GatedDelta, Mamba2)  # what keeps a state instead of a cache
+NONE = "none"  # in ATTENTION/FFN: the layer has no such part
+
+
+def part_counts(order: Sequence[str]) -> tuple[Counter[str], Counter[str]]:
+    """Layers of each attention and of each feed-forward name in a list of ATTENTION/FFN."""
+    attention, _, ffn = zip(*(x.partition("/") for x in order), strict=True)
+    return Counter(a for a in attention if a != NONE), Counter(f for f in ffn if f != NONE)
 
 
 Attention = Annotated[
-    CompressedAttention | MLA | KDA | GQA | GatedDelta, Field(discriminator="type")
+    CompressedAttention | MLA | KDA | GQA | GatedDelta | Mamba2 | BlockSparse,
+    Field(discriminator="type"),
 ]
 FeedForward = Annotated[MoE | Dense, Field(discriminator="type")]
 
@@ -267,6 +345,7 @@ TENSOR_CLASSES = frozenset(
         "dense",
         "attention",
         "attention_out",
+        "mamba",
         "compressor",
         "indexer",
         "router",
@@ -339,23 +418,33 @@ class Model(BaseModel):
 
     @model_validator(mode="after")
     def _consistent(self) -> Model:
+        if both := sorted(set(self.attention) & set(self.ffn)):
+            raise ValueError(f"ffn.{both[0]}: attention has this name too; expected another one")
+        for kind in ("attention", "ffn"):
+            if NONE in getattr(self, kind):
+                raise ValueError(f"{kind}.{NONE}: the name is reserved for layers without {kind}")
         for where, names in [("shape.order", self.shape.order)] + [
             (f"draft.{n}.layers", d.layers) for n, d in self.draft.items()
         ]:
             for i, layer in enumerate(names):
                 a, _, f = layer.partition("/")
-                if a not in self.attention or f not in self.ffn:
+                known = (a == NONE or a in self.attention) and (f == NONE or f in self.ffn)
+                if not known or (a, f) == (NONE, NONE):
                     raise ValueError(
                         f"{where}[{i}] = {short(layer)}: expected ATTENTION/FFN with attention in "
-                        f"{sorted(self.attention)} and ffn in {sorted(self.ffn)}"
+                        f"{sorted(self.attention)} and ffn in {sorted(self.ffn)}, one of them "
+                        f"may be {NONE}"
                     )
         if len(self.shape.order) != self.shape.layers:
             raise ValueError(
                 f"shape.order: {len(self.shape.order)} layers listed; expected shape.layers = "
                 f"{self.shape.layers}"
             )
-        indexed = [n for n, a in self.attention.items() if getattr(a, "indexer", None)]
-        recurrent = [n for n, a in self.attention.items() if isinstance(a, KDA | GatedDelta)]
+        indexed = [
+            n for n, a in self.attention.items()
+            if isinstance(a, BlockSparse) or getattr(a, "indexer", None)
+        ]  # fmt: skip
+        recurrent = [n for n, a in self.attention.items() if isinstance(a, RECURRENT)]
         for n, p in self.precision.items():
             for key, users in (
                 ("index_key_bytes", indexed),
@@ -383,12 +472,18 @@ class Model(BaseModel):
     def layers(self) -> int:
         return len(self.shape.order)
 
+    @property
+    def has_partial_layers(self) -> bool:
+        """Whether some layers have only attention or only a feed-forward part."""
+        return any(NONE in x.split("/") for x in self.shape.order)
+
     def attention_counts(self) -> Counter[str]:
         """Layers of each attention name, in order of first use."""
-        return Counter(x.partition("/")[0] for x in self.shape.order)
+        return part_counts(self.shape.order)[0]
 
     def ffn_counts(self) -> Counter[str]:
-        return Counter(x.partition("/")[2] for x in self.shape.order)
+        """Layers of each feed-forward name, in order of first use."""
+        return part_counts(self.shape.order)[1]
 
     def precision_named(self, name: str) -> Precision:
         if name not in self.precision:

@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from dataclasses import dataclass, fields
 
 from perfmodel.errors import InputError
 from perfmodel.hardware import System
-from perfmodel.model import GQA, MLA, CompressedAttention, Model, MoE
+from perfmodel.model import (
+    GQA,
+    MLA,
+    BlockSparse,
+    CompressedAttention,
+    Model,
+    MoE,
+    part_counts,
+)
 
 
 @dataclass(frozen=True)
@@ -92,19 +101,21 @@ class Plan:
             raise InputError(f"plan dcp: {self.dcp} must divide tp={self.tp}")
         if self.pp > model.layers:
             raise InputError(f"plan pp: {self.pp} is more than the {model.layers} layers")
-        drafted = [x.partition("/") for x in model.draft[draft].layers] if draft else []
-        for name in [*model.attention_counts(), *(a for a, _, _ in drafted)]:
+        attentions, feed_forwards = part_counts(
+            [*model.shape.order, *(model.draft[draft].layers if draft else [])]
+        )
+        for name in attentions:
             heads = model.attention[name].heads
             if heads % self.tp:
                 raise InputError(
                     f"plan tp: {self.tp} does not divide the {heads} heads of {model.id} {name}"
                 )
-            if self.dcp > 1 and isinstance(model.attention[name], GQA):
+            if self.dcp > 1 and isinstance(model.attention[name], GQA | BlockSparse):
                 raise InputError(
                     f"plan dcp: {self.dcp} for {model.id}, whose {name} layers keep one cache per "
                     "KV head; expected 1 (decode context parallel is modelled for latent caches)"
                 )
-        for name in [*model.ffn_counts(), *(f for _, _, f in drafted)]:
+        for name in feed_forwards:
             f = model.ffn[name]
             if isinstance(f, MoE):
                 if ep > f.experts:
@@ -121,16 +132,26 @@ class Plan:
             )
 
 
+def staged_kinds(model: Model) -> list[str]:
+    """The kinds of layers that are counted stage by stage: they decide what a stage must hold.
+
+    Feed-forward kinds are among them only where layers lack a part, so that stages of as many
+    layers may hold more or fewer of them; else every layer has one.
+    """
+    return [*model.attention_counts(), *(model.ffn_counts() if model.has_partial_layers else ())]
+
+
 def stage_layers(model: Model, pp: int) -> dict[str, int]:
-    """Of each attention kind, the most layers on one stage: contiguous stages, sizes within one."""
-    order = [x.partition("/")[0] for x in model.shape.order]
+    """Of each staged kind, the most layers on one stage: contiguous stages, sizes within one."""
+    order = [x.split("/") for x in model.shape.order]
     small, larger_stages = divmod(len(order), pp)
-    most = dict.fromkeys(model.attention_counts(), 0)
+    most = dict.fromkeys(staged_kinds(model), 0)
     start = 0
     for i in range(pp):
         stage = order[start : (start := start + small + (i < larger_stages))]
-        for kind in set(stage):
-            most[kind] = max(most[kind], stage.count(kind))
+        for kind, n in Counter(kind for layer in stage for kind in layer).items():
+            if kind in most:
+                most[kind] = max(most[kind], n)
     return most
 
 

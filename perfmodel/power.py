@@ -4,8 +4,7 @@ A board draws its idle power, and the rest of its limit in proportion to what it
 the tensor cores and time of the memory count with one weight (`working`; where they overlap, both
 count), time in which a step has neither (links, latency floors, the host) with a smaller one
 (`waiting`). The three constants are in `power.toml`, the same for all models, chips and engines;
-four separate weights did not predict the
-held-out rows better.
+four separate weights did not predict the held-out rows clearly better.
 
 This is power of the board alone, not of the server, and not the provisioned power of a machine
 card (`power_basis`). It is calibrated for B200 only, and too high on MI355X by about a quarter:
@@ -113,20 +112,22 @@ def inputs_of(e: Estimate, system: str | System | None = None) -> dict[str, floa
     """Every input of the chain POWER for a step, in W and s.
 
     system: where the power limit (`power.chip` of the card) is from; by default the card of
-    `e.system_id`. Raises InputError when `e` is no Estimate or the card is of another machine.
+    `e.system_id`. Raises InputError when `e` is no Estimate, or the card is of another machine or
+    has no `power.chip`.
     """
     if not isinstance(e, Estimate):
         raise InputError(f"estimate: {type(e).__name__} is no Estimate; expected api.estimate(...)")
     card = as_system(e.system_id if system is None else system)
     if card.id != e.system_id:
         raise InputError(f"system: {card.id!r} is not the {e.system_id!r} of the estimate")
+    cap = _limit(card)
     k = constants()
     parts = {
         f"sum_{part}": sum(getattr(x, f"{part}_s") for x in e.operators)
         for part in ("compute", "memory", "link", "floor")
     }
     return parts | {
-        "P_cap": card.power.chip.value,
+        "P_cap": cap,
         "p_idle": k["idle"].value,
         "w_work": k["working"].value,
         "w_wait": k["waiting"].value,
@@ -147,8 +148,20 @@ def drawn_w(e: Estimate, system: str | System | None = None) -> float:
 
 
 def idle_w(system: str | System) -> float:
-    """Board power of one GPU with a model loaded and nothing to do, W (`power.toml`, idle)."""
-    return constants()["idle"].value * as_system(system).power.chip.value
+    """Board power of one GPU with a model loaded and nothing to do, W (`power.toml`, idle).
+
+    Raises InputError where the card has no `power.chip`.
+    """
+    return constants()["idle"].value * _limit(as_system(system))
+
+
+def _limit(card: System) -> float:
+    """Power limit of the board, W."""
+    if card.power.chip is None:
+        raise InputError(
+            f"system: power.chip is not on the card of {card.id}; expected a power limit"
+        )
+    return card.power.chip.value
 
 
 def mean_w(

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import perfmodel
+from perfmodel import catalog
 from perfmodel.errors import InputError, PerfModelError
 from perfmodel.paths import PACKAGE, data_dir
 
@@ -280,6 +281,8 @@ def _environment(work: Path) -> Iterator[None]:
         "IPYTHONDIR": str(work / "ipython"),
         "PYDEVD_DISABLE_FILE_VALIDATION": "1",
     }
+    if cards := catalog.user_folder():  # a relative path means something else in the kernel
+        ours[catalog.CARDS_VARIABLE] = str(cards.resolve())
     before = {k: os.environ.get(k) for k in ours}
     os.environ.update(ours)
     try:

@@ -19,16 +19,20 @@ from perfmodel.precision import FORMATS
 from perfmodel.roofline import MODES, machine_numbers
 from perfmodel.step import StepChain, step_chain
 
+# The dated sets are those of the SemiAnalysis registry; a card's source says where it differs.
 POWER_BASES = {
     "chip": "chip TDP",
     "rack_it": "rack IT power",
-    "all_in": "all-in utility power (SemiAnalysis registry, September 2026)",
-    "all_in_old": "all-in utility power (SemiAnalysis registry, April 2026)",
+    "all_in": "all-in utility power (set of September 2026)",
+    "all_in_old": "all-in utility power (set of April 2026)",
 }
 PRICE_BASES = {
-    "owned": "owned by a hyperscaler, 4-year life",
-    "neocloud": "owned by a neocloud",
-    "rental": "3-year rental",
+    "owned": "owned by a hyperscaler, 4-year life (set of September 2026)",
+    "neocloud": "owned by a neocloud (set of September 2026)",
+    "rental": "3-year rental (set of September 2026)",
+    "owned_old": "owned by a hyperscaler, 4-year life (set of April 2026)",
+    "neocloud_old": "owned by a neocloud (set of April 2026)",
+    "rental_old": "3-year rental (set of April 2026)",
 }
 OVERLAPS = {
     "none": "dispatch and combine are waited for",
@@ -44,11 +48,11 @@ BOUNDS = ("compute", "memory", "link", "floor")
 
 
 def list_models() -> list[str]:
-    return sorted(p.stem for p in data_dir("models").glob("*.toml"))
+    return catalog.list_cards("model")
 
 
 def list_engines() -> list[str]:
-    return sorted(p.stem for p in data_dir("engines").glob("*.toml"))
+    return catalog.list_cards("engine")
 
 
 def load_model(model: str) -> Model:
@@ -98,7 +102,8 @@ class Run:
     acceptance: float
     notes: tuple[str, ...]
     capacity: float
-    has_price: bool
+    power_set: str | None  # words of the named set, its date and source; None: not on the card
+    price_set: str | None
 
 
 def choice(name: str, value: str, allowed: Any) -> None:
@@ -171,13 +176,16 @@ def prepare(
         inputs["phi_slope"], sources["phi_slope"] = slope.value, slope.source
     inputs["A"] = acceptance
     inputs["q"] = float(new_tokens if phase == "prefill" else 1 + draft_tokens)
-    power = getattr(s.power, power_basis, None)
-    if power is None:
-        raise InputError(f"power_basis: {s.id} has no {power_basis!r} power on its card")
-    inputs["P_gpu"], sources["P_gpu"] = power.value, f"{power.source} [{power.kind}]"
-    price = getattr(s.price, price_basis, None)
-    inputs["c_gpu"] = price.value / 3600 if price is not None else float("nan")
-    sources["c_gpu"] = f"{price.source} [{price.kind}]" if price is not None else "not on the card"
+    power, sources["P_gpu"], power_set = _of_set(s, "power", power_basis)
+    price, sources["c_gpu"], price_set = _of_set(s, "price", price_basis)
+    if power_set is None and power_bases(s):
+        check_power(s, power_basis)
+    if power_set is None:
+        notes.append(f"{sources['P_gpu']}: nothing per MW")
+    dated = price_set and power_basis.startswith("all_in")
+    if dated and power_basis.endswith("_old") != price_basis.endswith("_old"):
+        notes.append(f"sets of two dates: power {power_basis}, price {price_basis}")
+    inputs["P_gpu"], inputs["c_gpu"] = power, price / 3600
     if mode != "speed-of-light":
         if any(
             q.kind == "estimate" and "borrow" in q.source.lower() for q in s.quantities().values()
@@ -191,11 +199,40 @@ def prepare(
         )
     if s.profile != "as sold":
         notes.append(f"machine profile: {s.profile}")
+    kinds = (("model", m), ("system", s), ("engine", serving))
+    notes += [note for what, card in kinds if (note := catalog.hiding(what, card))]
     chain = step_chain_for(m, precision, phase, draft)
     return Run(
         m, s, serving, precision, chain, inputs, sources, draft, acceptance, tuple(notes),
-        s.memory.capacity.value, price is not None,
+        s.memory.capacity.value, power_set, price_set,
     )  # fmt: skip
+
+
+def power_bases(system: System) -> list[str]:
+    """The power sets on this card (keys of POWER_BASES)."""
+    return [b for b in POWER_BASES if getattr(system.power, b) is not None]
+
+
+def check_power(system: str | System, power_basis: str) -> None:
+    """Raise InputError, naming the missing field, if the card lacks the power of this set."""
+    s = as_system(system)
+    choice("power_basis", power_basis, tuple(POWER_BASES))
+    if getattr(s.power, power_basis) is None:
+        has = ", ".join(power_bases(s)) or "none, so nothing is computed per MW"
+        raise InputError(
+            f"power_basis: {power_basis!r}: power.{power_basis} is not on the card of {s.id}; "
+            f"it has: {has}"
+        )
+
+
+def _of_set(s: System, section: str, name: str) -> tuple[float, str, str | None]:
+    """(SI value, source, words with the set's date) of a power or price; nan where there is none."""
+    q = getattr(getattr(s, section), name)
+    if q is None:
+        return float("nan"), f"{section}.{name} is not on the card of {s.id}", None
+    text = {"power": POWER_BASES, "price": PRICE_BASES}[section][name]
+    words = f"{name}: {text}, {q.text} a GPU [{q.kind}]; card of {s.date}: {q.source}"
+    return q.value, f"{q.source} [{q.kind}]", words
 
 
 def serving_numbers(engine: Engine, phase: str, mode: str) -> dict[str, tuple[float, str]]:

@@ -104,22 +104,28 @@ def check_columns(table: pd.DataFrame, name: str = "rows") -> None:
 
 
 @lru_cache(maxsize=4)
-def _names(kind: str) -> dict[str, str]:
-    """Every name of a card (lower case) -> its id."""
+def _names(kind: str, _folder: Path | None) -> dict[str, str]:
+    """Every name of a card (lower case) -> its id; `_folder`: the user's, which may change."""
     out: dict[str, str] = {}
     cards: list[Any] = (
         [load_model(m) for m in list_models()]
         if kind == "model"
         else [catalog.load_system(s) for s in catalog.list_systems()]
     )
-    for card in cards:
-        out |= {name.lower(): card.id for name in (card.id, *card.also)}
+    own = catalog.user_cards("model" if kind == "model" else "system")
+    for card in sorted(cards, key=lambda c: c.id in own):  # the user's last: they win
+        for name in (card.id, *card.also):
+            before = out.setdefault(name.lower(), card.id)
+            if before != card.id:
+                text = f"{kind} {name}: a name of {before} and of {card.id}; {card.id} is used"
+                catalog.warn(text)
+                out[name.lower()] = card.id
     return out
 
 
 def _card(kind: str, field: str, value: Any) -> str:
     name = str(value).strip().lower()
-    names = _names(kind)
+    names = _names(kind, catalog.user_folder())
     if name not in names:
         raise InputError(f"{field}: {value!r} is no {kind} here; known: {', '.join(sorted(names))}")
     return names[name]

@@ -7,13 +7,12 @@ stays resident on a GPU. It is compiled once and runs over whole columns of conf
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
 import sympy as sp
 
-from perfmodel.model import Model
+from perfmodel.model import Model, part_counts
 from perfmodel.operators import attention, feedforward, misc
 from perfmodel.operators.builder import (
     DP,
@@ -28,6 +27,7 @@ from perfmodel.operators.builder import (
     Q,
     T,
 )
+from perfmodel.plan import staged_kinds
 from perfmodel.precision import RATES
 from perfmodel.roofline import COMPUTE_CLASSES, FLOORS, LINKS, MEMORY_CLASSES, ROOFLINE, SIZES
 from perfmodel.symbolic import Chain, either, larger, smaller, symbol
@@ -81,11 +81,11 @@ def _draft(b: Builder, name: str) -> None:
     b.routed = GROUP_SEQS * drafted if d.block else GROUP_SEQS
     b.query = drafted if d.block else sp.Integer(1)
     passes: Any = smaller(1, drafted) if d.block else drafted
-    layers = [x.partition("/") for x in d.layers]
-    for kind, n in Counter(a for a, _, _ in layers).items():
+    attentions, feed_forwards = part_counts(d.layers)
+    for kind, n in attentions.items():
         b.count, b.copies = n * passes, n
         _attention(b, kind)
-    for kind, n in Counter(f for _, _, f in layers).items():
+    for kind, n in feed_forwards.items():
         b.count, b.copies = n * passes, n
         _feed_forward(b, kind)
     b.count, b.copies = passes, 1
@@ -163,7 +163,7 @@ def step_chain(model: Model, precision: str, phase: str, draft: str | None = Non
     b = collect(model, precision, phase, draft)
     c = Chain(f"{model.id} {phase}")
     declare(c)
-    for kind in model.attention_counts():
+    for kind in staged_kinds(model):
         c.input(f"L_{kind}", "1", f"{kind} layers on the stage that has most of them")
     # The busiest rank sets the time, so sequences are rounded up to whole ones per rank. A rank's
     # microbatches differ by one sequence at most; the mean one stands for all of them, which is
@@ -303,8 +303,9 @@ def _resident(c: Chain, b: Builder) -> None:
 
     With several stages the sum is taken over the worst of each part, which no stage exceeds: the
     weights of the most layers, of each attention kind the most layers that a stage has (`L_...`,
-    for its cache), and the heavier end: the first with the embedding and a vision tower, or the
-    last with the head. A draft embeds its tokens, so its stage holds both.
+    for its cache; of all kinds where layers lack a part), and the heavier end: the first with the
+    embedding and a vision tower, or the last with the head. A draft embeds its tokens, so its
+    stage holds both.
     """
     layers_share = symbol("stretch") / PP
     one_stage = either(PP - 1, 0, 1)
@@ -319,7 +320,8 @@ def _resident(c: Chain, b: Builder) -> None:
             continue
         share: sp.Expr = op.copies * op.params * op.bytes_per_param / op.resident
         if not is_end(op):
-            share *= layers_share
+            by_kind = b.model.has_partial_layers and op.layer_kind in staged_kinds(b.model)
+            share *= symbol(f"L_{op.layer_kind}") / op.count if by_kind else layers_share
         elif op.layer_kind == "ends" and op.name == light_end and not drafted:
             share *= one_stage
         by_class.setdefault(op.tensor_class or "other", []).append(share)

@@ -229,6 +229,8 @@ def test_json_keys_are_documented(
         "models MODEL": ["models", MODEL],
         "hardware": ["hardware"],
         "hardware SYSTEM": ["hardware", SYSTEM],
+        "new-hardware": ["new-hardware", "x", "--like", SYSTEM, "-o", str(tmp_path / "x.toml")],
+        "check-cards": ["check-cards", str(root / "hardware" / f"{SYSTEM}.toml")],
         "report": ["report", "deployment", "-p", "batch=1", "-o", "x.html"],
         "report --list": ["report", "--list"],
         "predict": ["predict", str(rows), "-o", str(tmp_path / "out.csv")],

@@ -1,4 +1,4 @@
-"""Attention kinds: V4 compressed, MLA (dense or sparse), grouped-query, and two delta rules."""
+"""Attention kinds: V4 compressed, MLA, grouped-query, block-sparse, delta rules, Mamba-2."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 import sympy as sp
 
-from perfmodel.model import GQA, KDA, MLA, CompressedAttention, GatedDelta
+from perfmodel.model import GQA, KDA, MLA, BlockSparse, CompressedAttention, GatedDelta, Mamba2
 from perfmodel.operators import families as fam
 from perfmodel.operators.builder import DCP, SEQS, TP, Builder, T
 from perfmodel.symbolic import smaller, symbol
@@ -112,25 +112,7 @@ def kda(b: Builder, a: KDA) -> None:
     state = a.heads * d * d * cache.state_value_bytes
     conv = (a.conv_kernel - 1) * 3 * width * cache.conv_value_bytes
     per_token = 7 * d * d if b.decode else 6 * d * d + 3 * a.chunk * d + a.chunk**2
-    b.add(
-        "core",
-        fam.DELTA_RULE,
-        dict(
-            m=b.tokens,
-            b=SEQS,
-            H=a.heads,
-            s=TP,
-            f=per_token,
-            y=state + conv,
-            n_act=5 * width,
-            a=2,
-            **_scan(b),
-        ),
-        rate="bf16",
-        compute_class=b.attention_class(),
-        memory_class="stream" if b.decode else "scan",
-        kernels=1 + smaller(1, b.query - 1) if b.decode else 5,
-    )
+    _recurrence(b, a.heads, per_token, state + conv, 5 * width)
     b.elementwise("norm+gate", 3 * width / TP)
     b.linear("o", "attention", width, h, shards=TP, stored_as="attention_out")
     b.all_reduce("all_reduce", h)
@@ -140,11 +122,7 @@ def kda(b: Builder, a: KDA) -> None:
 def gqa(b: Builder, a: GQA) -> None:
     """Grouped-query attention; a rank holds its share of the KV heads, at least one of them."""
     h, cache = b.model.shape.hidden_size, b.precision.cache
-    held = smaller(TP, a.kv_heads)  # beyond as many ranks the KV heads are replicated
-    q = a.heads * a.head_dim * (2 if a.output_gate else 1)
-    kv = 2 * a.kv_heads * a.head_dim
-    b.linear("qkv", "attention", h, q + kv, shards=(q + kv) / (q / TP + kv / held))
-    b.elementwise("norm+rope", 2 * h + 2 * (a.heads * a.head_dim / TP + kv / held), kernels=2)
+    held = _grouped_qkv(b, a, gates=a.output_gate)
     attended, read = b.mean_context(), b.last_context()
     stored: sp.Expr = T * cache.entry_bytes
     if a.window:
@@ -156,6 +134,47 @@ def gqa(b: Builder, a: GQA) -> None:
     b.linear("o", "attention", a.heads * a.head_dim, h, shards=TP, stored_as="attention_out")
     b.all_reduce("all_reduce", h)
     b.cache("kv", stored, held)
+
+
+def _grouped_qkv(b: Builder, a: GQA | BlockSparse, gates: bool) -> sp.Expr:
+    """Projections of queries (and their gates), keys and values; the ways KV heads are split."""
+    h = b.model.shape.hidden_size
+    held = smaller(TP, a.kv_heads)  # beyond as many ranks the KV heads are replicated
+    q = a.heads * a.head_dim * (2 if gates else 1)
+    kv = 2 * a.kv_heads * a.head_dim
+    b.linear("qkv", "attention", h, q + kv, shards=_split(q, TP, kv, held))
+    b.elementwise("norm+rope", 2 * h + 2 * (a.heads * a.head_dim / TP + kv / held), kernels=2)
+    return held
+
+
+def _split(x: Any, ways: Any, y: Any, other_ways: Any) -> sp.Expr:
+    """The ways x + y is split where x is split `ways` and y `other_ways`."""
+    return (x + y) / (x / ways + y / other_ways)
+
+
+def block_sparse(b: Builder, a: BlockSparse) -> None:
+    """Grouped-query attention over the best blocks of the context and the last ones.
+
+    An index head scores every token for its KV heads; its key is one vector a token, on every rank.
+    A block is as good as its best token, so a score a block is all that is written. The last block
+    counts as full. Blocks are contiguous: the core has the rates of dense attention. Queries that
+    are verified together read no more than the whole cache.
+    """
+    h, cache = b.model.shape.hidden_size, b.precision.cache
+    assert cache.index_key_bytes is not None, "the card was checked"
+    held = _grouped_qkv(b, a, gates=False)
+    ways = smaller(TP, a.index_heads)
+    queries, key = a.index_heads * a.index_head_dim, a.index_head_dim
+    b.linear("index_query+key", "indexer", h, queries + key, shards=_split(queries, ways, key, 1))
+    heads = a.index_heads / ways
+    _indexer(b, heads, a.index_head_dim, b.mean_context(), b.last_context(), heads / a.block_tokens)
+    attended = b.mean_capped((a.top_blocks + a.local_blocks) * a.block_tokens, 1)
+    read = smaller(b.query * attended, T) if b.decode else b.last_context()
+    _core(b, a.heads, a.head_dim, a.head_dim, attended, read, held=held)
+    b.linear("o", "attention", a.heads * a.head_dim, h, shards=TP, stored_as="attention_out")
+    b.all_reduce("all_reduce", h)
+    b.cache("kv", T * cache.entry_bytes, held)
+    b.cache("index_keys", T * cache.index_key_bytes, DCP)
 
 
 def gated_delta(b: Builder, a: GatedDelta) -> None:
@@ -176,22 +195,64 @@ def gated_delta(b: Builder, a: GatedDelta) -> None:
     state = a.heads * square * cache.state_value_bytes
     conv = (a.conv_kernel - 1) * mixed * cache.conv_value_bytes
     per_token = 7 * square if b.decode else 6 * square + 3 * a.chunk * a.key_dim + a.chunk**2
+    _recurrence(b, a.heads, per_token, state + conv, mixed + 2 * values)
+    b.elementwise("norm+gate", 3 * values / TP)
+    b.linear("o", "attention", values, h, shards=TP, stored_as="attention_out")
+    b.all_reduce("all_reduce", h)
+    b.cache("state", sp.Float(state) + sp.Float(conv), TP)
+
+
+def mamba2(b: Builder, a: Mamba2) -> None:
+    """Mamba-2: one projection in, a short convolution, a state per head, a projection out.
+
+    Ranks share out the heads; a group's maps B and C are replicated beyond as many ranks as groups.
+    FLOPs a token and head are our count. Decode: decay of the state, update and read-out, 5 P N
+    (head_dim P, state_dim N). Prefill in chunks of C: update and read-out once a chunk, 4 P N; and
+    within a chunk the causal half of C B^T (one a group) and of its product with the inputs.
+    """
+    h, cache = b.model.shape.hidden_size, b.precision.cache
+    assert cache.state_value_bytes is not None and cache.conv_value_bytes is not None
+    inner, maps = a.heads * a.head_dim, 2 * a.groups * a.state_dim
+    held = smaller(TP, a.groups)
+    own = 2 * inner + a.heads  # gate, inputs and step sizes
+    b.linear(
+        "in", "mamba", h, own + maps, shards=_split(own, TP, maps, held),
+        extra_params=(inner + maps) * a.conv_kernel,
+    )  # fmt: skip
+    b.elementwise("norm+conv", 2 * h + 2 * (inner / TP + maps / held), kernels=2)
+    copied = TP / held  # maps of all ranks together, over those of one
+    square = a.head_dim * a.state_dim
+    if b.decode:
+        per_token: Any = 5 * square
+    else:
+        shared = a.state_dim * a.groups * copied / a.heads
+        per_token = 4 * square + (smaller(a.chunk, b.query) + 1) * (a.head_dim + shared)
+    state = a.heads * square * cache.state_value_bytes
+    values = (a.conv_kernel - 1) * cache.conv_value_bytes  # bytes of a convolved channel
+    _recurrence(
+        b, a.heads, per_token, state + values * (inner + maps * copied),
+        2 * inner + a.heads + maps * copied,
+    )  # fmt: skip
+    b.elementwise("norm+gate", 3 * inner / TP)
+    b.linear("out", "mamba", inner, h, shards=TP)
+    b.all_reduce("all_reduce", h)
+    per_head, per_group = state + values * inner, values * maps
+    b.cache("state", sp.Float(per_head + per_group), _split(per_head, TP, per_group, held))
+
+
+def _recurrence(b: Builder, heads: int, per_token: Any, state: Any, values: Any) -> None:
+    """The core of a recurrent layer: `state` bytes a sequence, `values` in and out a token."""
     b.add(
         "core",
         fam.DELTA_RULE,
         dict(
-            m=b.tokens, b=SEQS, H=a.heads, s=TP, f=per_token, y=state + conv,
-            n_act=mixed + 2 * values, a=2, **_scan(b),
+            m=b.tokens, b=SEQS, H=heads, s=TP, f=per_token, y=state, n_act=values, a=2, **_scan(b)
         ),
         rate="bf16",
         compute_class=b.attention_class(),
         memory_class="stream" if b.decode else "scan",
         kernels=1 + smaller(1, b.query - 1) if b.decode else 5,
-    )  # fmt: skip
-    b.elementwise("norm+gate", 3 * values / TP)
-    b.linear("o", "attention", values, h, shards=TP, stored_as="attention_out")
-    b.all_reduce("all_reduce", h)
-    b.cache("state", sp.Float(state) + sp.Float(conv), TP)
+    )
 
 
 def _scan(b: Builder) -> dict[str, Any]:
@@ -235,14 +296,17 @@ def _core(
     )
 
 
-def _indexer(b: Builder, heads: int, dim: int, mean: sp.Expr, last: sp.Expr) -> None:
+def _indexer(
+    b: Builder, heads: Any, dim: int, mean: sp.Expr, last: sp.Expr, scores: Any = 1
+) -> None:
+    """Index heads score every entry and the best are chosen from `scores` numbers an entry."""
     cache = b.precision.cache
     b.add(
         "index_scan",
         fam.INDEXER,
         dict(
             m=b.tokens, b=SEQS, H=heads, d=dim, A=mean, R=last, e=cache.index_key_bytes,
-            dcp=DCP, z=2 * cache.score_bytes,
+            dcp=DCP, z=2 * cache.score_bytes * scores,
         ),
         rate=cache.index_rate,
         compute_class="gemm",
@@ -257,4 +321,6 @@ KINDS = {
     KDA: kda,
     GQA: gqa,
     GatedDelta: gated_delta,
+    Mamba2: mamba2,
+    BlockSparse: block_sparse,
 }

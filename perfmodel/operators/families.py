@@ -40,7 +40,9 @@ def _experts() -> Chain:
     etp = c.input("etp", "1", "tensor-parallel ways inside an expert")
     h = c.input("h", "1", "expert input width")
     d = c.input("d", "1", "expert intermediate width")
-    n_mat = c.input("n_mat", "1", "matrices in an expert (3: gate, up, down)", r"n_\mathrm{mat}")
+    n_mat = c.input(
+        "n_mat", "1", "matrices in an expert (gate, up, down; 2: no gate)", r"n_\mathrm{mat}"
+    )
     w = c.input("w", "B", "bytes per weight", r"\beta_w")
     a = c.input("a", "B/token", "bytes per activation value", r"\beta_a")
     r = c.input("r", "token", "rows of tile padding per touched expert", r"r_\mathrm{tile}")
@@ -140,7 +142,7 @@ def _indexer() -> Chain:
 
 
 def _delta_rule() -> Chain:
-    c = Chain("delta_rule", "gated delta rule (KDA): a constant state instead of a KV cache")
+    c = Chain("delta_rule", "delta rules and Mamba-2: a constant state instead of a KV cache")
     m = c.input("m", "token", "tokens on this GPU")
     b = c.input("b", "1", "sequences on this GPU")
     heads = c.input("H", "1", "heads")

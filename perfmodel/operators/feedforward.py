@@ -12,12 +12,19 @@ from perfmodel.symbolic import either, symbol
 
 
 def dense(b: Builder, f: Dense) -> None:
-    """A gated feed-forward layer split over tensor-parallel ranks."""
+    """A feed-forward layer split over tensor-parallel ranks."""
     h = b.model.shape.hidden_size
     b.elementwise("norm", 2 * h)
-    b.linear("gate_up", "dense", h, 2 * f.intermediate, shards=TP, kernels=2)
-    b.linear("down", "dense", f.intermediate, h, shards=TP)
+    _up_and_down(b, "", "dense", f.intermediate, f.matrices)
     b.all_reduce("all_reduce", h)
+
+
+def _up_and_down(b: Builder, prefix: str, tensor_class: str, width: int, matrices: int) -> None:
+    """Hidden width to `width` (with a gate: twice) and back; the activation is a kernel."""
+    h = b.model.shape.hidden_size
+    up, n = ("gate_up", 2 * width) if matrices == 3 else ("up", width)
+    b.linear(prefix + up, tensor_class, h, n, shards=TP, kernels=2)
+    b.linear(prefix + "down", tensor_class, width, h, shards=TP)
 
 
 def moe(b: Builder, f: MoE) -> None:
@@ -41,7 +48,7 @@ def moe(b: Builder, f: MoE) -> None:
         fam.EXPERTS,
         dict(
             M=b.routed, E=f.experts, k=k, ep=EP, etp=ETP, h=width,
-            d=f.intermediate, n_mat=3, w=w.bytes_per_value, a=a.bytes_per_value,
+            d=f.intermediate, n_mat=f.matrices, w=w.bytes_per_value, a=a.bytes_per_value,
             # the fused kernel packs tokens of all ranks, its efficiency has the padding in it
             r=either(symbol("ov_fused"), 0, symbol("tau_tile_rows")),
             R=symbol("n_redundant"), phi=symbol("phi") + symbol("phi_slope") * (EP - 1),
@@ -50,13 +57,13 @@ def moe(b: Builder, f: MoE) -> None:
         rate=rate_of(w, a),
         compute_class="moe",
         memory_class="moe_4bit" if w.bits == 4 else "moe",
-        # permute with quantise, gate and up, down, unpermute; FP4 engines fuse them into two
+        # permute with quantise, (gate and) up, down, unpermute; FP4 engines fuse them into two
         kernels=2 if w.bits == 4 and a.rate != "bf16" else 4,
         tensor_class="experts",
-        params=f.experts * 3 * width * f.intermediate,
+        params=f.experts * f.matrices * width * f.intermediate,
         bytes_per_param=w.bytes_per_value,
         resident=f.experts / sp.ceiling((f.experts + symbol("n_redundant")) / EP) * ETP,
-        active_params=f.experts_per_token * 3 * width * f.intermediate,
+        active_params=f.experts_per_token * f.matrices * width * f.intermediate,
     )  # fmt: skip
     b.exchange("combine", 2, width, travels, k)
     if f.latent_dim:
@@ -64,9 +71,7 @@ def moe(b: Builder, f: MoE) -> None:
         b.reduce("latent_all_reduce", 2 * b.tokens * width, either(DP - 1, 1, TP))
         b.linear("latent_up", "latent", f.latent_dim, h, kernels=2)
     if f.shared_experts:
-        n = f.shared_experts * f.intermediate
-        b.linear("shared_gate_up", "shared", h, 2 * n, shards=TP, kernels=2)
-        b.linear("shared_down", "shared", n, h, shards=TP)
+        _up_and_down(b, "shared_", "shared", f.shared_width, f.matrices)
     b.all_reduce("all_reduce", h)
 
 

@@ -18,19 +18,24 @@ def residual(b: Builder) -> None:
     r, h = b.model.residual, b.model.shape.hidden_size
     if r is None:
         return
+    # a layer of attention or feed-forward alone has one site
+    sites = {"attention": b.model.attention_counts().total(), "ffn": b.model.ffn_counts().total()}
     if r.type == "mhc":
         n = r.streams or 1
         mix = (2 + n) * n
-        for site in ("attention", "ffn"):
+        for site, b.count in sites.items():
+            if not b.count:
+                continue
             # The mix is a tall thin product in fp32; it reads all streams, as the passes do.
             b.linear(f"mhc_{site}_mix", "residual", n * h, mix)
             values = (n * h + h) + (n * h + h + n * h)  # pre: streams -> input; post: merge back
             b.elementwise(f"mhc_{site}", values, flops=2 * n * n * h + 2 * n * h, kernels=2)
         return
-    # Attention residuals, unfused: two aggregations read every block output so far.
+    # Attention residuals, unfused: each site of a layer reads every block output so far.
     block = r.block_layers or 1
     sources = sp.Rational(sum(i // block + 1 for i in range(b.model.layers)), b.model.layers)
-    b.elementwise("attention_residual", 2 * (sources + 1) * h, flops=4 * sources * h)
+    n = sp.Rational(sum(sites.values()), b.model.layers)  # aggregations a layer, mean
+    b.elementwise("attention_residual", n * (sources + 1) * h, flops=2 * n * sources * h)
 
 
 def embedding(b: Builder) -> None:
