@@ -88,9 +88,10 @@ def _loop() -> Chain:
     after = c.define("X_next", "1/s", "calls per second", threads / (e2e + gap))
     c.define("batch", "1", "sequences that decode on an instance",
              larger(rate * life0 / dec, smaller(1, threads / dec)), "B")  # fmt: skip
-    # What active calls leave of the pool is for the caches of threads that wait.
+    # What active calls leave of the pool is for the caches of threads that wait. Those of calls in
+    # a queue are among them: they came back to find their history. Below zero, the tiers hold them.
     c.define("held", "s", "time of a gap that a cache is held in HBM",
-             larger(pool / after - own * (begun + life) - (1 - own) * (wait + serve), 0))  # fmt: skip
+             pool / after - own * (begun + life) - (1 - own) * (wait + serve) - full)  # fmt: skip
     return c
 
 

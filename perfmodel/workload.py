@@ -108,6 +108,11 @@ class Gap(_Part):
                 f"mean: {self.mean.text}: expected more than the {low:.3g} s that `within` alone "
                 "makes"
             )
+        if self.within.share[-1] == 1 and not 0.95 * low <= self.mean.value <= 1.05 * low:
+            raise ValueError(
+                f"mean: {self.mean.text}: expected about {low:.3g} s, the mean of `within`, which "
+                "reaches 1"
+            )
         return self
 
 
@@ -198,9 +203,10 @@ def _up_to(curve: Curve, t: np.ndarray) -> np.ndarray:
 def _capped_mean(gap: Gap, t: np.ndarray) -> np.ndarray:
     """E[min(gap, t)]: the curve, and an exponential tail that makes up the rest of the mean."""
     curve, last = gap.within, gap.within.seconds[-1]
-    out = _up_to(curve, np.minimum(t, last))
     share = 1 - curve.share[-1]
-    if share > 0:
-        theta = (gap.mean.value - _body(curve)) / share
-        out = out + share * theta * -np.expm1(-np.maximum(t - last, 0) / theta)
-    return out * (gap.mean.value / out[-1]) if share == 0 else out
+    if share == 0:
+        scale = gap.mean.value / _body(curve)  # near 1: the card's mean and its curve agree
+        return scale * _up_to(curve, np.minimum(t / scale, last))
+    theta = (gap.mean.value - _body(curve)) / share
+    tail = share * theta * -np.expm1(-np.maximum(t - last, 0) / theta)
+    return _up_to(curve, np.minimum(t, last)) + tail

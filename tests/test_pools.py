@@ -100,8 +100,8 @@ def test_memory_below_hbm_moves_the_cliff() -> None:
     """More room for waiting caches keeps the hit rate up to more sessions."""
     bare = Deployment(decode=WIDE)
     tiers = replace(bare, tiers=("host",))
-    larger = replace(bare, tiers=("host", Tier("ssd", 4e12, 6e9)))
-    loads = np.geomspace(5e3, 6e4, 16)
+    larger = replace(bare, tiers=("host", Tier("ssd", 1e12, 6e9)))
+    loads = np.geomspace(5e3, 2e5, 20)
     args = ("deepseek-v4-pro", "gb300-nvl72")
     found = [
         serve(*args, d, "agentic-coding", sessions=loads)["hit"] for d in (bare, tiers, larger)
