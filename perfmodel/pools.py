@@ -189,7 +189,7 @@ def solve(
     v |= {
         "sessions": sessions, "hit": hit, "hit_hbm": hits[0] * col["luck"], "kept_s": kept[-1],
         "batch": batch, "sequences": col["room"], "gpus": col["gpus"], "fits": col["room"] >= 1,
-        "settled": moved < SETTLED,
+        "settled": moved < SETTLED, "context": np.array(inp + out),
     }  # fmt: skip
     return {k: np.broadcast_to(np.asarray(x), sessions.shape) for k, x in v.items()}
 
@@ -271,6 +271,20 @@ def _room(run: Run, plan: Plan, length: float) -> tuple[float, float]:
     spare = share * (capacity.high or capacity.value) - (one - run.inputs["workspace"])
     size = two - one
     return size, plan.dp * (1 + float(np.floor(spare / size))) if spare >= 0 else 0.0
+
+
+def rooms(run: Run, plans: Sequence[Plan], length: float) -> np.ndarray:
+    """Sequences of this length that fit on an instance of each plan."""
+    return np.array([_room(run, p, length)[1] for p in plans])
+
+
+def unit_prefill(prefill: Run, w: Workload, plans: Sequence[Plan]) -> np.ndarray:
+    """Seconds of the kernels that prefill one call on a rank of each plan, its cache found."""
+    inputs = _inputs(prefill, plans, np.arange(len(plans)))
+    inp = w.call.input_tokens.value
+    fresh = max(inp * (1 - float(w.hit(np.array(np.inf)))), 1.0)
+    f = prefill.step.chain.compile("step_time")
+    return np.asarray(f(**{**inputs, "B": inputs["dp"], "T": inp - fresh, "q": fresh})["step_time"])
 
 
 def _memory(run: Run, plan: Plan, length: float, each: int) -> float:
