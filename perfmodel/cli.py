@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
 
-from perfmodel import __version__, cli_cards, cli_evidence
+from perfmodel import __version__, cli_cards, cli_evidence, cli_search
 from perfmodel.errors import CardsWarning, InputError, PerfModelError
 from perfmodel.text import fields, plain, si, table
 
@@ -105,6 +105,7 @@ def _parser() -> Parser:
 
     cli_cards.add(command)
     cli_evidence.add(command)
+    cli_search.add(command)
 
     sub = command("report", _report, "Write a report.")
     sub.add_argument("name", nargs="?", metavar="NAME", help="name of the report")

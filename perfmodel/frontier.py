@@ -35,12 +35,17 @@ from perfmodel.workload import Workload
 POOLS = ("aggregated", "disaggregated")
 SHARES = (0.06, 0.12, 0.25, 0.4, 0.55, 0.7, 0.85)  # of the GPUs that prefill, where pools are two
 COARSE, FINE = 10, 40  # loads tried for each deployment
+BETWEEN = 6  # more of them around each load on the front
 NEAR = 0.85  # of the front: what a deployment reaches in the coarse pass to be looked at closely
 PREFILL_PLANS = 4  # the best of those that no other beats in both speed and throughput per GPU
 LESS_IS_BETTER = {"ttft", "tpot", "e2e", "task"} | {
     n for n in METRICS.defs if n.startswith(("joule_", "usd_"))
 }
-AXES = tuple(n for n in METRICS.defs if n not in ("fleet", "cost", "fresh")) + ("ttft", "tpot", "e2e")
+AXES = tuple(n for n in METRICS.defs if n not in ("fleet", "cost", "fresh")) + (
+    "ttft",
+    "tpot",
+    "e2e",
+)
 LIMITS = {  # what a service level or a budget bounds: name -> (column, doc)
     "ttft_s": ("ttft", "mean time to first token, s"),
     "tpot_s": ("tpot", "mean time per output token, s"),
@@ -58,6 +63,10 @@ class Variant:
     precision: str
     draft: str | None
     draft_tokens: int
+
+
+# a variant's request, deployments, columns of `solve` and which deployment each point is of
+Found = tuple[Variant, Run, list[Deployment], dict[str, np.ndarray], np.ndarray]
 
 
 @dataclass(frozen=True)
@@ -107,33 +116,41 @@ def frontier(
         raise InputError(f"y: {y!r} is x too; expected another metric")
     for p in pools:
         choice("pools", p, POOLS)
-    bounds = _limits(limits or {})
+    bounds = check_limits(limits or {})
     per_watt = [n for n in (x, y) if n.endswith("_mw") or n.startswith("joule")]
-    found: list[tuple[Variant, Run, list[Deployment], dict[str, np.ndarray], np.ndarray]] = []
+    found: list[Found] = []
     tried = {"deployments": 0, "points": 0}
-    for v in _variants(m, systems, precisions, draft, draft_tokens):
+    for v in variants(m, systems, precisions, draft, draft_tokens):
         if per_watt:
             check_power(v.system, options.get("power_basis", "all_in"))
-        named = dict(precision=v.precision, **options)
-        runs = requests(m, v.system, w, v.draft if v.draft_tokens else None, v.draft_tokens, None,
-                        named)  # fmt: skip
+        runs = make_runs(m, v, w, options)
         ds = candidates(runs, w, pools, max_gpus, routing, tuple(tiers))
         tried["deployments"] += len(ds)
         if not ds:
             continue
         near, n = _near(runs, w, ds, x, y, bounds)
-        columns, which = _points(runs, w, near, FINE)
+        columns, which = points(runs, w, near, FINE)
+        columns, which = _refine(runs, w, near, columns, which, x, y, bounds)
         tried["points"] += n + which.size
         found.append((v, runs[0], near, columns, which))
     if not found:
-        raise DoesNotFit(
-            f"{m.id}: no plan on {', '.join(as_system(s).id for s in systems)} holds one sequence "
-            f"of {w.call.input_tokens.value + w.call.output_tokens.value:,.0f} tokens"
-        )
+        raise DoesNotFit(nowhere(m, systems, w))
     return _front(found, x, y, bounds, tried)
 
 
-def _limits(limits: Mapping[str, float]) -> dict[str, float]:
+def make_runs(m: Model, v: Variant, w: Workload, options: dict[str, Any]) -> tuple[Run, Run]:
+    named = dict(precision=v.precision, **options)
+    draft = v.draft if v.draft_tokens else None
+    return requests(m, v.system, w, draft, v.draft_tokens, None, named)
+
+
+def nowhere(m: Model, systems: Sequence[str | System], w: Workload) -> str:
+    length = w.call.input_tokens.value + w.call.output_tokens.value
+    names = ", ".join(as_system(s).id for s in systems)
+    return f"{m.id}: no plan on {names} holds one sequence of {length:,.0f} tokens"
+
+
+def check_limits(limits: Mapping[str, float]) -> dict[str, float]:
     out = {}
     for name, value in limits.items():
         choice("limit", name, tuple(LIMITS))
@@ -143,7 +160,7 @@ def _limits(limits: Mapping[str, float]) -> dict[str, float]:
     return out
 
 
-def _variants(
+def variants(
     m: Model,
     systems: Sequence[str | System],
     precisions: Sequence[str],
@@ -178,7 +195,8 @@ def candidates(
     rest = dict(routing=routing, tiers=tiers)
     out: list[Deployment] = []
     if "aggregated" in pools:
-        out += [Deployment(decode=p, decode_instances=top // p.gpus, **rest) for p in fit]  # type: ignore[arg-type]
+        counts = [(p, n) for p in fit for n in sorted({1, top // p.gpus})]
+        out += [Deployment(decode=p, decode_instances=n, **rest) for p, n in counts]  # type: ignore[arg-type]
     if "disaggregated" in pools:
         can = [p for p, n in zip(every, rooms(prefill, every, length), strict=True) if n >= 1]
         for p, d in itertools.product(_quick(prefill, w, can), fit):
@@ -211,7 +229,7 @@ def _quick(prefill: Run, w: Workload, can: Sequence[Plan]) -> list[Plan]:
     return [keep[i] for i in picks]
 
 
-def _points(
+def points(
     runs: tuple[Run, Run], w: Workload, ds: Sequence[Deployment], n: int
 ) -> tuple[dict[str, np.ndarray], np.ndarray]:
     """Columns of `solve` for n loads of each deployment, from one session to more than it holds."""
@@ -240,9 +258,9 @@ def _near(
     bounds: Mapping[str, float],
 ) -> tuple[list[Deployment], int]:
     """Deployments that come near the front in a coarse pass, and how many points that took."""
-    v, which = _points(runs, w, ds, COARSE)
+    v, which = points(runs, w, ds, COARSE)
     a, b = _axis(v, x), _axis(v, y)
-    ok = _allowed(v, bounds)
+    ok = allowed(v, bounds)
     if not ok.any():
         ok = v["fits"].astype(bool)
     order = np.flatnonzero(ok)[np.argsort(-a[ok])]
@@ -257,32 +275,75 @@ def _axis(v: Mapping[str, np.ndarray], name: str) -> np.ndarray:
     return -v[name] if name in LESS_IS_BETTER else v[name]
 
 
-def _allowed(v: Mapping[str, np.ndarray], bounds: Mapping[str, float]) -> np.ndarray:
+def allowed(v: Mapping[str, np.ndarray], bounds: Mapping[str, float]) -> np.ndarray:
     ok = v["fits"].astype(bool) & v["settled"].astype(bool)
     for name, most in bounds.items():
         ok &= v[name] <= most
     return ok
 
 
-def _front(
-    found: list[tuple[Variant, Run, list[Deployment], dict[str, np.ndarray], np.ndarray]],
+def _refine(
+    runs: tuple[Run, Run],
+    w: Workload,
+    ds: list[Deployment],
+    v: dict[str, np.ndarray],
+    which: np.ndarray,
     x: str,
     y: str,
     bounds: Mapping[str, float],
-    tried: dict[str, int],
-) -> Front:
-    names = list(found[0][3])
-    v = {k: np.concatenate([f[3][k] for f in found]) for k in names}
-    part = np.repeat(np.arange(len(found)), [f[4].size for f in found])
-    local = np.concatenate([f[4] for f in found])
-    ok = _allowed(v, bounds)
+) -> tuple[dict[str, np.ndarray], np.ndarray]:
+    """The points, and more of them between the loads on the front and their neighbours."""
+    ok = allowed(v, bounds)
     if not ok.any():
-        raise DoesNotFit(_nearest(v, bounds))
-    a, b = _axis(v, x), _axis(v, y)
+        return v, which
+    rows = _best(_axis(v, x), _axis(v, y), ok)
+    step = np.ones(which.size)
+    step[1:] = v["sessions"][1:] / v["sessions"][:-1]  # of a deployment; its first has none
+    step[::FINE] = step[1::FINE]
+    between = np.linspace(-1, 1, BETWEEN + 2)[1:-1]
+    sessions = np.maximum(v["sessions"][rows, None] * step[rows, None] ** between, 1).ravel()
+    near = np.repeat(which[rows], BETWEEN)
+    more = solve(*runs, w, ds, near, sessions)
+    return {k: np.concatenate([v[k], more[k]]) for k in v}, np.concatenate([which, near])
+
+
+def _best(a: np.ndarray, b: np.ndarray, ok: np.ndarray) -> np.ndarray:
+    """Rows that no other allowed row beats in both (more is better), by growing a."""
     rows = np.flatnonzero(ok)
     rows = rows[np.lexsort((-b[rows], -a[rows]))]
-    best = np.maximum.accumulate(b[rows])
-    rows = rows[np.concatenate(([True], b[rows][1:] > best[:-1]))][::-1]
+    so_far = np.maximum.accumulate(b[rows])
+    return rows[np.concatenate(([True], b[rows][1:] > so_far[:-1]))][::-1]
+
+
+def together(found: list[Found]) -> tuple[dict[str, np.ndarray], np.ndarray, np.ndarray]:
+    """All points as one table; of each the entry of `found` and the deployment in it."""
+    v = {k: np.concatenate([f[3][k] for f in found]) for k in found[0][3]}
+    part = np.repeat(np.arange(len(found)), [f[4].size for f in found])
+    return v, part, np.concatenate([f[4] for f in found])
+
+
+def _front(
+    found: list[Found], x: str, y: str, bounds: Mapping[str, float], tried: dict[str, int]
+) -> Front:
+    v, part, local = together(found)
+    ok = allowed(v, bounds)
+    if not ok.any():
+        raise DoesNotFit(nearest(v, bounds))
+    rows = _best(_axis(v, x), _axis(v, y), ok)
+    return front_of(found, v, part, local, rows, x, y, tried)
+
+
+def front_of(
+    found: list[Found],
+    v: dict[str, np.ndarray],
+    part: np.ndarray,
+    local: np.ndarray,
+    rows: np.ndarray,
+    x: str,
+    y: str,
+    tried: dict[str, int],
+) -> Front:
+    """These rows with what names and explains them."""
     out = {k: c[rows] for k, c in v.items()}
     picked = [found[part[i]] for i in rows]
     deployments = [f[2][local[i]] for f, i in zip(picked, rows, strict=True)]
@@ -306,7 +367,7 @@ def _front(
     return Front(x, y, out, deployments, tried)
 
 
-def _nearest(v: Mapping[str, np.ndarray], bounds: Mapping[str, float]) -> str:
+def nearest(v: Mapping[str, np.ndarray], bounds: Mapping[str, float]) -> str:
     fits = v["fits"].astype(bool)
     lines = [
         f"{name} <= {most:g}: the least of all points is {v[name][fits].min():.3g}"

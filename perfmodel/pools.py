@@ -135,7 +135,9 @@ def solve(
         n_layers=float(decode.model.layers), tau_req=e.request.value if real else 0.0,
         t_send=col["send_s"], C_kv=np.maximum(col["room"], 1e-9), C_pool=col["pool"],
     )  # fmt: skip
-    hits = np.full((1 + len(col["below"]), sessions.size), 0.0 if cold else float(w.hit(np.array(np.inf))))
+    hits = np.full(
+        (1 + len(col["below"]), sessions.size), 0.0 if cold else float(w.hit(np.array(np.inf)))
+    )
     life = np.full(sessions.size, out * 0.02)  # a first guess, at 50 tokens per second
     rate = threads / (life + w.gap_mean_s + 1)
     v: dict[str, Any] = {}

@@ -40,7 +40,9 @@ def test_identities(model: str, system: str, deployment: Deployment, workload: s
     threads = o["sessions"] * w.session.threads.value
     assert o["X_next"] * (o["e2e"] + w.gap_mean_s) == pytest.approx(threads, rel=0.02)
     assert o["e2e"] == pytest.approx(o["ttft"] + o["t_decode"])
-    assert (o["rho"] <= 1).all() and (o["hit"] <= 1).all() and (o["hit_hbm"] <= o["hit"] + 1e-12).all()
+    assert (
+        (o["rho"] <= 1).all() and (o["hit"] <= 1).all() and (o["hit_hbm"] <= o["hit"] + 1e-12).all()
+    )
     per_call = w.call.input_tokens.value + w.call.output_tokens.value
     assert o["total_gpu"] * o["gpus"] == pytest.approx(o["X_next"] * per_call)
     spent = o["usd_output"] * o["output_rate"]
