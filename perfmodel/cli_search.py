@@ -81,9 +81,10 @@ def _options(args: argparse.Namespace) -> dict[str, Any]:
     )
 
 
+NAMED = {"system": "system", "precision": "precision", "draft_tokens": "draft tokens"}
 SHOWN = (  # column, heading, unit
     ("interactivity", "tok/s/user", ""), ("ttft", "TTFT", "s"), ("sessions", "sessions", ""),
-    ("total_mw", "total tok/s/MW", ""), ("output_mw", "output tok/s/MW", ""),
+    ("total_mw", "total tok/s/MW", ""), 
     ("usd_total", "USD/Mtok total", ""), ("hit", "hit", ""),
 )  # fmt: skip
 
@@ -111,9 +112,12 @@ def _head(args: argparse.Namespace, f: Any) -> list[tuple[str, str]]:
 
     bands = f.columns
     low, high = bands["band_low"].min(), bands["band_high"].max()
-    why = sorted({w for w in bands["extrapolated"] if w})
+    why = sorted({part for w in bands["extrapolated"] for part in w.split("; ") if part})
+    same = [(text.capitalize(), str(bands[k][0])) for k, text in NAMED.items()
+            if len(set(bands[k])) == 1]  # fmt: skip
     return [
         ("Model", args.model),
+        *same,
         ("Workload", args.workload),
         ("Limits", ", ".join(args.slo) or "none"),
         ("Searched", f"{f.tried['deployments']:,} deployments, {f.tried['points']:,} points"),
@@ -128,18 +132,16 @@ def _head(args: argparse.Namespace, f: Any) -> list[tuple[str, str]]:
 def _table(f: Any, columns: tuple[tuple[str, str, str], ...], top: int) -> str:
     n = len(f.deployments)
     step = max(1, -(-n // top))
+    # what is the same for all points stands in the head
+    told = [k for k in NAMED if len(set(f.columns[k])) > 1]
     rows = []
     for i in range(n - 1, -1, -step):
         values = [si(float(f.columns[c][i]), u or "1") for c, _, u in columns]
-        rows.append((*values, str(f.columns["bound"][i]), str(f.columns["system"][i]),
-                     str(f.columns["plan"][i])))  # fmt: skip
-    heads = tuple(h for _, h, _ in columns)
-    return table(
-        (*heads, "bound", "system", "deployment"),
-        rows,
-        "r" * len(heads) + "lll",
-        stretch=len(heads) + 2,
-    )
+        words = [str(f.columns[k][i]) for k in ("bound", *told, "plan")]
+        rows.append((*values, *words))
+    heads = [h for _, h, _ in columns] + ["bound", *(NAMED[k] for k in told), "deployment"]
+    align = "r" * len(columns) + "l" * (len(heads) - len(columns))
+    return table(heads, rows, align, stretch=len(heads) - 1)
 
 
 def _rows(f: Any) -> Iterator[dict[str, Any]]:
