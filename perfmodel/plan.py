@@ -8,15 +8,8 @@ from dataclasses import dataclass, fields
 
 from perfmodel.errors import InputError
 from perfmodel.hardware import System
-from perfmodel.model import (
-    GQA,
-    MLA,
-    BlockSparse,
-    CompressedAttention,
-    Model,
-    MoE,
-    part_counts,
-)
+from perfmodel.layers import GQA, MLA, BlockSparse, CompressedAttention, MoE, part_counts
+from perfmodel.model import Model
 
 
 @dataclass(frozen=True)

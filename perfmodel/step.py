@@ -12,7 +12,8 @@ from typing import Any
 
 import sympy as sp
 
-from perfmodel.model import Model, part_counts
+from perfmodel.layers import part_counts
+from perfmodel.model import Model
 from perfmodel.operators import attention, feedforward, misc
 from perfmodel.operators.builder import (
     DP,

@@ -6,7 +6,7 @@ from typing import Any
 
 import sympy as sp
 
-from perfmodel.model import GQA, KDA, MLA, BlockSparse, CompressedAttention, GatedDelta, Mamba2
+from perfmodel.layers import GQA, KDA, MLA, BlockSparse, CompressedAttention, GatedDelta, Mamba2
 from perfmodel.operators import families as fam
 from perfmodel.operators.builder import DCP, SEQS, TP, Builder, T
 from perfmodel.symbolic import smaller, symbol
