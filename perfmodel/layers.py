@@ -43,16 +43,42 @@ class Section(BaseModel):
 
 
 class Indexer(BaseModel):
-    """Lightning indexer: small heads that score every entry and keep the top k."""
+    """Lightning indexer: small heads that score every entry and keep the top k.
+
+    With `candidates` only so many entries are scored, which an earlier layer has chosen. Keys come
+    from a compressor of their own, or with `key_from_entry` from the compressed entry.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
     heads: Dim
     head_dim: Dim
     top_k: Dim
+    candidates: Dim | None = None
+    key_from_entry: StrictBool = False
 
 
-class CompressedAttention(Section):
-    """DeepSeek V4 attention: one shared KV head; `compression` 0 is the pure sliding window."""
+class Indexed(Section):
+    """Attention that may pick entries; `index_shared` takes the picks of the last layer that did.
+
+    Such a layer has no indexer weights, keys or scan of its own: its `indexer` is that layer's.
+    """
+
+    indexer: Indexer | None = None
+    index_shared: StrictBool = False
+
+    @model_validator(mode="after")
+    def _has_picks(self) -> Indexed:
+        if self.index_shared and self.indexer is None:
+            raise ValueError("index_shared without indexer; expected that of the sharing layer")
+        return self
+
+
+class CompressedAttention(Indexed):
+    """DeepSeek V4 attention: one shared KV head; `compression` 0 is the pure sliding window.
+
+    `kv_shared` layers read the compressed entries (and index keys) of the last layer of the same
+    compression that makes them, and keep a window alone.
+    """
 
     type: Literal["compressed"]
     heads: Dim
@@ -63,36 +89,44 @@ class CompressedAttention(Section):
     window: Dim
     compression: Annotated[int, Field(ge=0, le=4096, strict=True)]
     overlap: StrictBool = False
-    indexer: Indexer | None = None
+    kv_shared: StrictBool = False
 
     @model_validator(mode="after")
     def _whole_groups(self) -> CompressedAttention:
         if self.heads % self.o_groups:
             raise ValueError(f"o_groups {self.o_groups} does not divide heads {self.heads}")
+        if not self.compression and (self.kv_shared or self.indexer):
+            raise ValueError("compression 0 is a window alone; expected no kv_shared or indexer")
         return self
 
 
-class MLA(Section):
-    """Multi-head latent attention, with or without sparse selection and an output gate."""
+class MLA(Indexed):
+    """Multi-head latent attention, with or without sparse selection and an output gate.
+
+    Without `q_lora_rank` queries come from one full projection.
+    """
 
     type: Literal["mla"]
     heads: Dim
-    q_lora_rank: Dim
+    q_lora_rank: Dim | None = None
     kv_lora_rank: Dim
     nope_dim: Dim
     rope_dim: Dim
     v_dim: Dim
     output_gate: StrictBool = False
-    indexer: Indexer | None = None
 
 
 class KDA(Section):
-    """Kimi delta attention: a constant recurrent state and a short convolution."""
+    """Kimi delta attention: a constant recurrent state and a short convolution.
+
+    The output gate is a full projection, or of `gate_rank`.
+    """
 
     type: Literal["kda"]
     heads: Dim
     head_dim: Dim
     decay_rank: Dim
+    gate_rank: Dim | None = None
     conv_kernel: Dim
     chunk: Dim
 

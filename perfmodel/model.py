@@ -24,9 +24,11 @@ from perfmodel.layers import (
     RECURRENT,
     Attention,
     BlockSparse,
+    CompressedAttention,
     Dim,
     FeedForward,
     Section,
+    Source,
     part_counts,
 )
 from perfmodel.precision import FORMATS, Format
@@ -66,6 +68,19 @@ class Shape(Section):
     context_tokens: Dim
     layers: Dim
     order: Annotated[list[str], Field(min_length=1, max_length=1000)]
+    # a prefill runs the first `prefill_layers` for all tokens, the others for the last ones alone
+    prefill_layers: Dim | None = None
+    prefill_tail_tokens: Dim | None = None
+
+    @model_validator(mode="after")
+    def _both(self) -> Shape:
+        if (self.prefill_layers is None) != (self.prefill_tail_tokens is None):
+            raise ValueError("prefill_layers and prefill_tail_tokens: expected both or neither")
+        if self.prefill_layers is not None and self.prefill_layers >= self.layers:
+            raise ValueError(
+                f"prefill_layers {self.prefill_layers}: expected fewer than layers {self.layers}"
+            )
+        return self
 
 
 class Cache(BaseModel):
@@ -73,6 +88,7 @@ class Cache(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
     entry_bytes: PerValue
+    window_entry_bytes: PerValue | None = None  # of windows, where they differ
     index_key_bytes: PerValue | None = None
     state_value_bytes: PerValue | None = None
     conv_value_bytes: PerValue | None = None
@@ -144,7 +160,7 @@ TENSOR_CLASSES = frozenset(
         "router",
         "latent",
     }
-    | {"head", "embedding", "residual", "vision", "draft_projection"}
+    | {"head", "embedding", "residual", "vision", "draft_projection", "engram", "engram_tables"}
 )
 
 
@@ -179,13 +195,43 @@ class Draft(Section):
 
 class Published(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
-    total_parameters: Count
-    active_parameters: Count
+    total_parameters: Count | None = None
+    active_parameters: Count | None = None
     checkpoint: Bytes | None = None
 
 
 class Vision(Section):
     parameters: Dim
+
+
+class Engram(Section):
+    """Tables of vectors that layers look up by the last tokens, one table a layer.
+
+    They lie in host memory; `rows_per_token` vectors of a table go through a projection to the
+    hidden width, one key for each residual stream and one value.
+    """
+
+    table_rows: Annotated[list[Dim], Field(min_length=1, max_length=16)]
+    row_dim: Dim
+    rows_per_token: Dim
+
+    @property
+    def table_parameters(self) -> int:
+        return sum(self.table_rows) * self.row_dim
+
+
+Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]
+
+
+class Uncertain(BaseModel):
+    """A number of the card that is not public: where it may lie, and why."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    field: Text
+    low: Number
+    high: Number
+    why: Text
+    source: Source
 
 
 class Model(BaseModel):
@@ -206,8 +252,57 @@ class Model(BaseModel):
     ffn: dict[str, FeedForward]
     residual: Residual | None = None
     vision: Vision | None = None
+    engram: Engram | None = None
     precision: dict[str, Precision]
     draft: dict[str, Draft] = {}
+    uncertain: list[Uncertain] = []
+
+    @model_validator(mode="after")
+    def _shared_from_before(self) -> Model:
+        """Layers that share take from one before them; halves of a prefill have kinds apart."""
+        made: set[int | str] = set()
+        for i, layer in enumerate(self.shape.order):
+            a = self.attention.get(layer.partition("/")[0])
+            for flag, key in (
+                ("index_shared", "picks"),
+                ("kv_shared", getattr(a, "compression", None)),
+            ):
+                if getattr(a, flag, False) and key not in made:
+                    raise ValueError(
+                        f"shape.order[{i}] = {short(layer)}: {flag}, but no layer before it makes "
+                        "what it shares; expected one"
+                    )
+            if getattr(a, "indexer", None) and not getattr(a, "index_shared", False):
+                made.add("picks")
+            if isinstance(a, CompressedAttention) and not a.kv_shared:
+                made.add(a.compression)
+        n = self.shape.prefill_layers
+        if n is not None:
+            early, late = (part_counts(x) for x in (self.shape.order[:n], self.shape.order[n:]))
+            if both := sorted(
+                {k for x, y in zip(early, late, strict=True) for k in set(x) & set(y)}
+            ):
+                raise ValueError(
+                    f"shape.prefill_layers = {n}: {both[0]} is on both sides; expected layers "
+                    "beyond it to have kinds of their own"
+                )
+        return self
+
+    @model_validator(mode="after")
+    def _uncertain_numbers(self) -> Model:
+        for i, u in enumerate(self.uncertain):
+            value = self.number(u.field)
+            if value is None:
+                raise ValueError(
+                    f"uncertain[{i}].field = {short(u.field)}: expected a number of this card, "
+                    "such as ffn.moe.intermediate"
+                )
+            if not u.low <= value <= u.high:
+                raise ValueError(
+                    f"uncertain[{i}].low = {u.low:g}: expected low <= {u.field} <= high, not "
+                    f"{u.low:g} <= {value:g} <= {u.high:g}"
+                )
+        return self
 
     @model_validator(mode="after")
     def _consistent(self) -> Model:
@@ -260,6 +355,14 @@ class Model(BaseModel):
                     f"{', '.join(self.precision)}"
                 )
         return self
+
+    def number(self, path: str) -> float | None:
+        """The plain number at a path such as `ffn.moe.intermediate`; None if there is none."""
+        node: object = self
+        for key in path.split("."):
+            node = node.get(key) if isinstance(node, dict) else getattr(node, key, None)
+        plain = isinstance(node, int | float) and not isinstance(node, bool)
+        return float(node) if plain else None  # type: ignore[arg-type]
 
     @property
     def layers(self) -> int:
