@@ -466,6 +466,11 @@ def _card(card: Any, as_json: bool) -> Iterator[str]:
     words = [k for k in ("id", "name", "vendor", "profile", "date", "summary") if hasattr(card, k)]
     numbers = list(_numbers(card, ""))
     notes = list(getattr(card, "notes", None) or [])
+    uncertain = {u.field: u for u in getattr(card, "uncertain", ())}
+    for n in numbers:
+        if u := uncertain.get(n["path"]):
+            n |= {"low": u.low, "high": u.high}
+            notes.append(f"Not public: {u.field}: {u.why} [{u.source}]")
     if as_json:
         texts: dict[str, Any] = {k: getattr(card, k) for k in words}
         yield _json(texts | {"notes": notes, "numbers": numbers})

@@ -22,12 +22,14 @@ def _ops(model: Model, precision: str, draft: str | None) -> list[tuple[Op, int]
 
 
 def parameters(model: Model, draft: str | None = None) -> dict[str, float]:
-    """Parameters by tensor class, with those of `draft` when named; vision tower included."""
+    """Parameters by tensor class, with those of `draft` when named; vision and tables included."""
     out: dict[str, float] = defaultdict(float)
     for op, n in _ops(model, "native", draft):
         out[op.tensor_class or "other"] += n * op.params
     if model.vision:
         out["vision"] = float(model.vision.parameters)
+    if model.engram:
+        out["engram_tables"] = float(model.engram.table_parameters)
     return dict(out)
 
 
@@ -41,8 +43,11 @@ def active_parameters(model: Model) -> float:
 
 def checkpoint_bytes(model: Model, precision: str = "native", draft: str | None = None) -> float:
     """Bytes of all weights with their scales, vision tower in BF16."""
-    vision = 2.0 * model.vision.parameters if model.vision else 0.0
-    return vision + sum(
+    other = 2.0 * model.vision.parameters if model.vision else 0.0
+    if model.engram:
+        table = model.precision_named(precision).weight("engram_tables")
+        other += model.engram.table_parameters * table.bytes_per_value
+    return other + sum(
         n * op.params * op.bytes_per_param for op, n in _ops(model, precision, draft)
     )
 
