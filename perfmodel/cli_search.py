@@ -97,7 +97,7 @@ def _frontier(args: argparse.Namespace) -> Iterator[str]:
     if args.output is not None:
         _write(f, args.output)
     if args.json:
-        yield _json({"x": f.x, "y": f.y, "tried": f.tried, "points": list(_rows(f))})
+        yield _json({"x": f.x, "y": f.y, "tried": f.tried, "points": [_point(r) for r in _rows(f)]})
         return
     yield fields(_head(args, f))
     yield ""
@@ -149,6 +149,19 @@ def _rows(f: Any) -> Iterator[dict[str, Any]]:
         yield {k: c[i].item() for k, c in f.columns.items()}
 
 
+# what JSON holds of a point beside the metrics, which are AXES; a CSV file has every term
+KEYS = (
+    "system", "precision", "draft_tokens", "pools", "plan", "bound", "sessions", "batch",
+    "sequences", "gpus", "hit", "hit_hbm", "kept_s", "band_low", "band_high", "extrapolated",
+)  # fmt: skip
+
+
+def _point(row: dict[str, Any]) -> dict[str, Any]:
+    from perfmodel.frontier import AXES
+
+    return {k: row[k] for k in (*KEYS, *AXES)}
+
+
 def _write(f: Any, path: Path) -> None:
     """Every point with all its columns, whole or not at all."""
     text = io.StringIO()
@@ -172,10 +185,9 @@ def _plan(args: argparse.Namespace) -> Iterator[str]:
         args.model, args.systems, args.workload, sessions=args.sessions, **_options(args)
     )
     if args.json:
-        yield _json([
-            {"replicas": c.replicas, "usd_h": c.usd_s * 3600, **next(_rows(c.front))}
-            for c in found
-        ])  # fmt: skip
+        points = [_point(next(_rows(c.front))) for c in found]
+        more = [{"replicas": c.replicas, "usd_h": c.usd_s * 3600} for c in found]
+        yield _json({"choices": [m | p for m, p in zip(more, points, strict=True)]})
         return
     rows = []
     for c in found:
