@@ -379,7 +379,13 @@ def read_quantities(path: Path, table: str) -> dict[str, Quantity]:
 
 CARDS_VARIABLE = "PERFMODEL_CARDS"
 # what a card describes -> the folder of such cards, here and in a user's own folder
-FOLDERS = {"system": "hardware", "model": "models", "engine": "engines", "protocol": "protocols"}
+FOLDERS = {
+    "system": "hardware",
+    "model": "models",
+    "engine": "engines",
+    "protocol": "protocols",
+    "workload": "workloads",
+}
 
 
 def use_cards(folder: str | Path | None) -> None:
@@ -416,6 +422,8 @@ def card_kind(data: Mapping[str, Any]) -> str | None:
     """What a card describes, by its tables: a key of FOLDERS, or None if that can't be told."""
     if "chip" in data or "shape" in data:
         return "system" if "chip" in data else "model"
+    if "call" in data:
+        return "workload"
     values = data.get("values")
     if isinstance(values, Mapping):
         return "protocol" if {"lengths", "wave", "in_step"} & set(values) else "engine"

@@ -24,14 +24,22 @@ from perfmodel.hardware import Chip, Efficiency, Power, System, cross_faults
 from perfmodel.model import Model
 from perfmodel.paths import data_dir
 from perfmodel.toml_lines import Place, key_lines, line_of
+from perfmodel.workload import Workload
 
 CLASSES: dict[str, type[BaseModel]] = {
     "system": System,
     "model": Model,
     "engine": Engine,
     "protocol": Protocol,
+    "workload": Workload,
 }
-NAMES = {"system": "machine", "model": "model", "engine": "engine", "protocol": "protocol"}
+NAMES = {
+    "system": "machine",
+    "model": "model",
+    "engine": "engine",
+    "protocol": "protocol",
+    "workload": "workload",
+}
 FACTOR = 10  # times beyond the other cards that a number is asked about
 _LINE = re.compile(r"\(at line (\d+), column \d+\)|\(at end of document\)")
 # the field that a message of a whole section starts with: "shape.order[3] = ...", "o_groups 7 ..."

@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
 
-from perfmodel import __version__, cli_cards, cli_evidence
+from perfmodel import __version__, cli_cards, cli_evidence, cli_search
 from perfmodel.errors import CardsWarning, InputError, PerfModelError
 from perfmodel.text import fields, plain, si, table
 
@@ -105,6 +105,7 @@ def _parser() -> Parser:
 
     cli_cards.add(command)
     cli_evidence.add(command)
+    cli_search.add(command)
 
     sub = command("report", _report, "Write a report.")
     sub.add_argument("name", nargs="?", metavar="NAME", help="name of the report")
@@ -465,6 +466,11 @@ def _card(card: Any, as_json: bool) -> Iterator[str]:
     words = [k for k in ("id", "name", "vendor", "profile", "date", "summary") if hasattr(card, k)]
     numbers = list(_numbers(card, ""))
     notes = list(getattr(card, "notes", None) or [])
+    uncertain = {u.field: u for u in getattr(card, "uncertain", ())}
+    for n in numbers:
+        if u := uncertain.get(n["path"]):
+            n |= {"low": u.low, "high": u.high}
+            notes.append(f"Not public: {u.field}: {u.why} [{u.source}]")
     if as_json:
         texts: dict[str, Any] = {k: getattr(card, k) for k in words}
         yield _json(texts | {"notes": notes, "numbers": numbers})

@@ -22,12 +22,14 @@ def _ops(model: Model, precision: str, draft: str | None) -> list[tuple[Op, int]
 
 
 def parameters(model: Model, draft: str | None = None) -> dict[str, float]:
-    """Parameters by tensor class, with those of `draft` when named; vision tower included."""
+    """Parameters by tensor class, with those of `draft` when named; vision and tables included."""
     out: dict[str, float] = defaultdict(float)
     for op, n in _ops(model, "native", draft):
         out[op.tensor_class or "other"] += n * op.params
     if model.vision:
         out["vision"] = float(model.vision.parameters)
+    if model.engram:
+        out["engram_tables"] = float(model.engram.table_parameters)
     return dict(out)
 
 
@@ -48,6 +50,9 @@ def weight_bytes(
         out[op.tensor_class or "other"] += n * op.params * op.bytes_per_param
     if model.vision:
         out["vision"] = 2.0 * model.vision.parameters
+    if model.engram:
+        table = model.precision_named(precision).weight("engram_tables")
+        out["engram_tables"] += model.engram.table_parameters * table.bytes_per_value
     return dict(out)
 
 

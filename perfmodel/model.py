@@ -1,13 +1,11 @@
 """Model cards: the shape of a model as an ordered list of layers, with its precisions.
 
-A card is data only. Dims are plain counts; each section carries the source key and the mark
-(vendor, measured, estimate) of all its numbers.
+A card is data only. Its layer sections are those of `perfmodel.layers`.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
 from typing import Annotated, Literal
 
 from pydantic import (
@@ -15,29 +13,28 @@ from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
-    PositiveInt,
     StrictBool,
-    ValidationInfo,
     model_validator,
 )
 
 from perfmodel.catalog import Bytes, Count, Date, Id, Text, short
 from perfmodel.errors import InputError
+from perfmodel.layers import (
+    NONE,
+    RECURRENT,
+    Attention,
+    BlockSparse,
+    CompressedAttention,
+    Dim,
+    FeedForward,
+    Section,
+    Source,
+    part_counts,
+)
 from perfmodel.precision import FORMATS, Format
 
 # bytes or values of one cache entry: a megabyte is far beyond any
 PerValue = Annotated[float, Field(gt=0, le=1e6, strict=True, allow_inf_nan=False)]
-Dim = Annotated[PositiveInt, Field(le=10**9, strict=True)]
-
-
-def _resolve_source(key: str, info: ValidationInfo) -> str:
-    sources = (info.context or {}).get("sources", {})
-    if key not in sources:
-        raise ValueError(f"source key is not in [sources]; known: {', '.join(sources) or 'none'}")
-    return sources[key]
-
-
-Source = Annotated[str, AfterValidator(_resolve_source)]
 
 
 def _known_format(name: str) -> str:
@@ -47,208 +44,6 @@ def _known_format(name: str) -> str:
 
 
 FormatName = Annotated[str, AfterValidator(_known_format)]
-
-
-class Section(BaseModel):
-    """A table of a card: unknown keys are errors; one mark and source for all its numbers."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-    kind: Literal["vendor", "measured", "estimate"]
-    source: Source
-
-
-class Indexer(BaseModel):
-    """Lightning indexer: small heads that score every entry and keep the top k."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-    heads: Dim
-    head_dim: Dim
-    top_k: Dim
-
-
-class CompressedAttention(Section):
-    """DeepSeek V4 attention: one shared KV head; `compression` 0 is the pure sliding window."""
-
-    type: Literal["compressed"]
-    heads: Dim
-    head_dim: Dim
-    q_lora_rank: Dim
-    o_groups: Dim
-    o_lora_rank: Dim
-    window: Dim
-    compression: Annotated[int, Field(ge=0, le=4096, strict=True)]
-    overlap: StrictBool = False
-    indexer: Indexer | None = None
-
-    @model_validator(mode="after")
-    def _whole_groups(self) -> CompressedAttention:
-        if self.heads % self.o_groups:
-            raise ValueError(f"o_groups {self.o_groups} does not divide heads {self.heads}")
-        return self
-
-
-class MLA(Section):
-    """Multi-head latent attention, with or without sparse selection and an output gate."""
-
-    type: Literal["mla"]
-    heads: Dim
-    q_lora_rank: Dim
-    kv_lora_rank: Dim
-    nope_dim: Dim
-    rope_dim: Dim
-    v_dim: Dim
-    output_gate: StrictBool = False
-    indexer: Indexer | None = None
-
-
-class KDA(Section):
-    """Kimi delta attention: a constant recurrent state and a short convolution."""
-
-    type: Literal["kda"]
-    heads: Dim
-    head_dim: Dim
-    decay_rank: Dim
-    conv_kernel: Dim
-    chunk: Dim
-
-
-class GQA(Section):
-    """Grouped-query attention: full, or over a sliding `window`; sinks and norms are not counted."""
-
-    type: Literal["gqa"]
-    heads: Dim
-    kv_heads: Dim
-    head_dim: Dim
-    window: Dim | None = None
-    output_gate: StrictBool = False
-
-    @model_validator(mode="after")
-    def _whole_groups(self) -> GQA:
-        if self.heads % self.kv_heads:
-            raise ValueError(f"kv_heads {self.kv_heads} does not divide heads {self.heads}")
-        return self
-
-
-class GatedDelta(Section):
-    """Gated DeltaNet: a constant recurrent state per value head and a short convolution."""
-
-    type: Literal["gated_delta"]
-    heads: Dim  # value heads, which hold the state
-    key_heads: Dim
-    key_dim: Dim
-    value_dim: Dim
-    conv_kernel: Dim
-    chunk: Dim
-
-
-class Mamba2(Section):
-    """Mamba-2: a recurrent state of `head_dim` x `state_dim` a head, and a short convolution.
-
-    `groups` share their input and output maps of the state (B and C) as KV heads are shared.
-    """
-
-    type: Literal["mamba2"]
-    heads: Dim
-    head_dim: Dim
-    state_dim: Dim
-    groups: Dim
-    conv_kernel: Dim
-    chunk: Dim
-
-    @model_validator(mode="after")
-    def _whole_groups(self) -> Mamba2:
-        if self.heads % self.groups:
-            raise ValueError(f"groups {self.groups} does not divide heads {self.heads}")
-        return self
-
-
-class BlockSparse(Section):
-    """Grouped-query attention over chosen blocks of the context (MiniMax M3).
-
-    Index heads score every token's index key; a block's score is its best one. Attended are the
-    `top_blocks` best blocks and the last `local_blocks`.
-    """
-
-    type: Literal["block_sparse"]
-    heads: Dim
-    kv_heads: Dim
-    head_dim: Dim
-    block_tokens: Dim
-    top_blocks: Dim
-    local_blocks: Annotated[int, Field(ge=0, le=10**6, strict=True)]
-    index_heads: Dim
-    index_head_dim: Dim
-
-    @model_validator(mode="after")
-    def _whole_groups(self) -> BlockSparse:
-        if self.heads % self.kv_heads:
-            raise ValueError(f"kv_heads {self.kv_heads} does not divide heads {self.heads}")
-        return self
-
-
-# Matrices of a feed-forward layer: gate, up and down; or up and down alone, as with relu squared.
-Matrices = Annotated[int, Field(ge=2, le=3, strict=True)]
-
-
-class MoE(Section):
-    """Routed experts, shared experts and (where `latent_dim` is set) latent projections.
-
-    Shared experts work at the hidden width; `shared_intermediate` is the inner width of all of
-    them together, by default `shared_experts` x `intermediate`.
-    """
-
-    type: Literal["moe"]
-    experts: Dim
-    experts_per_token: Dim
-    intermediate: Dim
-    shared_experts: Annotated[int, Field(ge=0, le=64, strict=True)]
-    shared_intermediate: Dim | None = None
-    matrices: Matrices = 3
-    latent_dim: Dim | None = None
-    hash_layers: Annotated[int, Field(ge=0, le=1000, strict=True)] = 0
-
-    @model_validator(mode="after")
-    def _enough(self) -> MoE:
-        if self.experts_per_token > self.experts:
-            raise ValueError(
-                f"experts_per_token {self.experts_per_token} is more than experts {self.experts}"
-            )
-        if self.shared_intermediate is not None and not self.shared_experts:
-            raise ValueError(
-                f"shared_intermediate {self.shared_intermediate} without shared experts; "
-                "expected shared_experts of at least 1"
-            )
-        return self
-
-    @property
-    def shared_width(self) -> int:
-        """Inner width of the shared experts together; 0 where there are none."""
-        return self.shared_intermediate or self.shared_experts * self.intermediate
-
-
-class Dense(Section):
-    """A dense feed-forward layer, gated unless it has two `matrices`."""
-
-    type: Literal["dense"]
-    intermediate: Dim
-    matrices: Matrices = 3
-
-
-RECURRENT = (KDA, GatedDelta, Mamba2)  # what keeps a state instead of a cache
-NONE = "none"  # in ATTENTION/FFN: the layer has no such part
-
-
-def part_counts(order: Sequence[str]) -> tuple[Counter[str], Counter[str]]:
-    """Layers of each attention and of each feed-forward name in a list of ATTENTION/FFN."""
-    attention, _, ffn = zip(*(x.partition("/") for x in order), strict=True)
-    return Counter(a for a in attention if a != NONE), Counter(f for f in ffn if f != NONE)
-
-
-Attention = Annotated[
-    CompressedAttention | MLA | KDA | GQA | GatedDelta | Mamba2 | BlockSparse,
-    Field(discriminator="type"),
-]
-FeedForward = Annotated[MoE | Dense, Field(discriminator="type")]
 
 
 class Residual(Section):
@@ -273,6 +68,19 @@ class Shape(Section):
     context_tokens: Dim
     layers: Dim
     order: Annotated[list[str], Field(min_length=1, max_length=1000)]
+    # a prefill runs the first `prefill_layers` for all tokens, the others for the last ones alone
+    prefill_layers: Dim | None = None
+    prefill_tail_tokens: Dim | None = None
+
+    @model_validator(mode="after")
+    def _both(self) -> Shape:
+        if (self.prefill_layers is None) != (self.prefill_tail_tokens is None):
+            raise ValueError("prefill_layers and prefill_tail_tokens: expected both or neither")
+        if self.prefill_layers is not None and self.prefill_layers >= self.layers:
+            raise ValueError(
+                f"prefill_layers {self.prefill_layers}: expected fewer than layers {self.layers}"
+            )
+        return self
 
 
 class Cache(BaseModel):
@@ -280,6 +88,7 @@ class Cache(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
     entry_bytes: PerValue
+    window_entry_bytes: PerValue | None = None  # of windows, where they differ
     index_key_bytes: PerValue | None = None
     state_value_bytes: PerValue | None = None
     conv_value_bytes: PerValue | None = None
@@ -351,7 +160,7 @@ TENSOR_CLASSES = frozenset(
         "router",
         "latent",
     }
-    | {"head", "embedding", "residual", "vision", "draft_projection"}
+    | {"head", "embedding", "residual", "vision", "draft_projection", "engram", "engram_tables"}
 )
 
 
@@ -386,13 +195,43 @@ class Draft(Section):
 
 class Published(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
-    total_parameters: Count
-    active_parameters: Count
+    total_parameters: Count | None = None
+    active_parameters: Count | None = None
     checkpoint: Bytes | None = None
 
 
 class Vision(Section):
     parameters: Dim
+
+
+class Engram(Section):
+    """Tables of vectors that layers look up by the last tokens, one table a layer.
+
+    They lie in host memory; `rows_per_token` vectors of a table go through a projection to the
+    hidden width, one key for each residual stream and one value.
+    """
+
+    table_rows: Annotated[list[Dim], Field(min_length=1, max_length=16)]
+    row_dim: Dim
+    rows_per_token: Dim
+
+    @property
+    def table_parameters(self) -> int:
+        return sum(self.table_rows) * self.row_dim
+
+
+Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]
+
+
+class Uncertain(BaseModel):
+    """A number of the card that is not public: where it may lie, and why."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    field: Text
+    low: Number
+    high: Number
+    why: Text
+    source: Source
 
 
 class Model(BaseModel):
@@ -413,8 +252,57 @@ class Model(BaseModel):
     ffn: dict[str, FeedForward]
     residual: Residual | None = None
     vision: Vision | None = None
+    engram: Engram | None = None
     precision: dict[str, Precision]
     draft: dict[str, Draft] = {}
+    uncertain: list[Uncertain] = []
+
+    @model_validator(mode="after")
+    def _shared_from_before(self) -> Model:
+        """Layers that share take from one before them; halves of a prefill have kinds apart."""
+        made: set[int | str] = set()
+        for i, layer in enumerate(self.shape.order):
+            a = self.attention.get(layer.partition("/")[0])
+            for flag, key in (
+                ("index_shared", "picks"),
+                ("kv_shared", getattr(a, "compression", None)),
+            ):
+                if getattr(a, flag, False) and key not in made:
+                    raise ValueError(
+                        f"shape.order[{i}] = {short(layer)}: {flag}, but no layer before it makes "
+                        "what it shares; expected one"
+                    )
+            if getattr(a, "indexer", None) and not getattr(a, "index_shared", False):
+                made.add("picks")
+            if isinstance(a, CompressedAttention) and not a.kv_shared:
+                made.add(a.compression)
+        n = self.shape.prefill_layers
+        if n is not None:
+            early, late = (part_counts(x) for x in (self.shape.order[:n], self.shape.order[n:]))
+            if both := sorted(
+                {k for x, y in zip(early, late, strict=True) for k in set(x) & set(y)}
+            ):
+                raise ValueError(
+                    f"shape.prefill_layers = {n}: {both[0]} is on both sides; expected layers "
+                    "beyond it to have kinds of their own"
+                )
+        return self
+
+    @model_validator(mode="after")
+    def _uncertain_numbers(self) -> Model:
+        for i, u in enumerate(self.uncertain):
+            value = self.number(u.field)
+            if value is None:
+                raise ValueError(
+                    f"uncertain[{i}].field = {short(u.field)}: expected a number of this card, "
+                    "such as ffn.moe.intermediate"
+                )
+            if not u.low <= value <= u.high:
+                raise ValueError(
+                    f"uncertain[{i}].low = {u.low:g}: expected low <= {u.field} <= high, not "
+                    f"{u.low:g} <= {value:g} <= {u.high:g}"
+                )
+        return self
 
     @model_validator(mode="after")
     def _consistent(self) -> Model:
@@ -467,6 +355,14 @@ class Model(BaseModel):
                     f"{', '.join(self.precision)}"
                 )
         return self
+
+    def number(self, path: str) -> float | None:
+        """The plain number at a path such as `ffn.moe.intermediate`; None if there is none."""
+        node: object = self
+        for key in path.split("."):
+            node = node.get(key) if isinstance(node, dict) else getattr(node, key, None)
+        plain = isinstance(node, int | float) and not isinstance(node, bool)
+        return float(node) if plain else None  # type: ignore[arg-type]
 
     @property
     def layers(self) -> int:

@@ -5,7 +5,7 @@ from pathlib import Path
 from perfmodel.errors import InputError
 
 PACKAGE = Path(__file__).resolve().parent
-INSIDE = ("models", "engines", "protocols")  # part of the package in both cases
+INSIDE = ("models", "engines", "protocols", "workloads")  # part of the package in both cases
 NAMES = ("hardware", *INSIDE, "notebooks", "reports")
 
 

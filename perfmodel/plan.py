@@ -8,15 +8,8 @@ from dataclasses import dataclass, fields
 
 from perfmodel.errors import InputError
 from perfmodel.hardware import System
-from perfmodel.model import (
-    GQA,
-    MLA,
-    BlockSparse,
-    CompressedAttention,
-    Model,
-    MoE,
-    part_counts,
-)
+from perfmodel.layers import GQA, MLA, BlockSparse, CompressedAttention, MoE, part_counts
+from perfmodel.model import Model
 
 
 @dataclass(frozen=True)
@@ -101,6 +94,12 @@ class Plan:
             raise InputError(f"plan dcp: {self.dcp} must divide tp={self.tp}")
         if self.pp > model.layers:
             raise InputError(f"plan pp: {self.pp} is more than the {model.layers} layers")
+        shares = any(getattr(a, "kv_shared", False) for a in model.attention.values())
+        if self.pp > 1 and (shares or model.shape.prefill_layers is not None):
+            raise InputError(
+                f"plan pp: {self.pp} for {model.id}, whose layers share caches or are left out of "
+                "prefills; expected 1 (stages are not modelled for them)"
+            )
         attentions, feed_forwards = part_counts(
             [*model.shape.order, *(model.draft[draft].layers if draft else [])]
         )

@@ -197,6 +197,10 @@ def prepare(
             "calibrated constants: kernel tables (machine card) and serving rows (engine card); "
             "docs/validation.md has the errors"
         )
+    others = tuple(f"precision.{p}." for p in m.precision if p != precision)
+    if unsure := [u for u in m.uncertain if not u.field.startswith(others)]:
+        ranges = "; ".join(f"{u.field} ({u.low:g} to {u.high:g})" for u in unsure)
+        notes.append(f"not public, an assumption of the model card: {ranges}")
     if s.profile != "as sold":
         notes.append(f"machine profile: {s.profile}")
     kinds = (("model", m), ("system", s), ("engine", serving))

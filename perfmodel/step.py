@@ -7,17 +7,19 @@ stays resident on a GPU. It is compiled once and runs over whole columns of conf
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import sympy as sp
 
-from perfmodel.model import Model, part_counts
+from perfmodel.layers import part_counts
+from perfmodel.model import Model
 from perfmodel.operators import attention, feedforward, misc
 from perfmodel.operators.builder import (
     DP,
     GROUP_SEQS,
     PP,
+    ROUTED,
     SEQS,
     TOKENS,
     TP,
@@ -44,14 +46,12 @@ class StepChain:
 def collect(model: Model, precision: str, phase: str, draft: str | None = None) -> Builder:
     """All operators of one step, layer kinds first, then embedding, head and pipeline sends."""
     b = Builder(model, model.precision_named(precision), phase)
-    for name, n in model.attention_counts().items():
-        b.layer_kind, b.count = name, n
-        _attention(b, name)
-    for name, n in model.ffn_counts().items():
-        b.layer_kind, b.count = name, n
-        _feed_forward(b, name)
-    b.layer_kind, b.count = "residual", model.layers
-    misc.residual(b)
+    whole = model.shape.prefill_layers if phase == "prefill" else None
+    _layers(b, 0, whole or model.layers, "residual")
+    if whole:
+        _late_layers(b, whole)
+    b.layer_kind, b.count = "engram", 1
+    misc.engram(b)
     b.layer_kind, b.count = "ends", 1
     misc.embedding(b)
     misc.head(b)
@@ -59,6 +59,34 @@ def collect(model: Model, precision: str, phase: str, draft: str | None = None) 
     if draft is not None and phase == "decode":
         _draft(b, draft)
     return b
+
+
+def _layers(b: Builder, first: int, last: int, residual: str) -> None:
+    attentions, feed_forwards = part_counts(b.model.shape.order[first:last])
+    for name, n in attentions.items():
+        b.layer_kind, b.count = name, n
+        _attention(b, name)
+    for name, n in feed_forwards.items():
+        b.layer_kind, b.count = name, n
+        _feed_forward(b, name)
+    b.layer_kind, b.count = residual, last - first
+    misc.residual(b, first, last)
+
+
+def _late_layers(b: Builder, first: int) -> None:
+    """Layers that a prefill runs for the last tokens alone, the others being in the cache."""
+    tail = smaller(b.model.shape.prefill_tail_tokens, Q)
+    early, b.ops = b.ops, []
+    b.tokens, b.routed, b.query = SEQS * tail, GROUP_SEQS * tail, tail
+    _layers(b, first, b.model.layers, "late residual")
+    start = {T: T + Q - tail}
+    for op in b.ops:
+        moved = {
+            k: v.xreplace(start) if isinstance(v, sp.Basic) else v for k, v in op.bindings.items()
+        }
+        early.append(replace(op, bindings=moved))
+    b.ops = early
+    b.tokens, b.routed, b.query = TOKENS, ROUTED, Q
 
 
 def _attention(b: Builder, name: str) -> None:

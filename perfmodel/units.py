@@ -31,6 +31,7 @@ DEFINITIONS = (
     "bit = [information] = b",
     "byte = 8 * bit = B",
     "watt = [power] = W",
+    "joule = watt * second = J",
     "FLOP = [compute]",
     "token = [text]",
     "USD = [money]",

@@ -205,6 +205,9 @@ llama-3.1-8b,abacus,vllm,1024,1024,1,1,1,1,8
 """
 
 
+SEARCH = ["gpt-oss-120b", "b200-nvl8", "--workload", "chat-8k-1k", "--max-gpus", "4"]
+
+
 def test_json_keys_are_documented(
     root: Path,
     tmp_path: Path,
@@ -235,6 +238,8 @@ def test_json_keys_are_documented(
         "report --list": ["report", "--list"],
         "predict": ["predict", str(rows), "-o", str(tmp_path / "out.csv")],
         "validate": ["validate"],
+        "frontier": ["frontier", *SEARCH],
+        "plan": ["plan", *SEARCH, "--sessions", "9"],
     }
     documented = _documented(root)
     assert documented.keys() == commands.keys()

@@ -27,6 +27,8 @@ DAY = datetime.date(2026, 12, 1)
 
 def numbers(node: Any, at: tuple[str, ...] = ()) -> dict[tuple[str, ...], Any]:
     """Everything in a card but marks and sources."""
+    if isinstance(node, list) and node and isinstance(node[0], dict):
+        node = {str(i): part for i, part in enumerate(node)}
     if not isinstance(node, dict):
         return {at: node}
     out: dict[tuple[str, ...], Any] = {}

@@ -15,7 +15,7 @@ from perfmodel import api
 from perfmodel.api import Estimate, Plan
 from perfmodel.errors import DoesNotFit, InputError
 from perfmodel.hardware import System
-from perfmodel.model import MoE
+from perfmodel.layers import MoE
 from perfmodel.step import collect
 
 MODELS, SYSTEMS = api.list_models(), api.list_systems()

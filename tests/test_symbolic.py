@@ -13,12 +13,14 @@ import sympy as sp
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from perfmodel.factory import LOOP
+from perfmodel.factory import METRICS as FACTORY
 from perfmodel.operators.families import FAMILIES
 from perfmodel.roofline import ROOFLINE
 from perfmodel.symbolic import Chain, either, evaluate, larger, smaller
 from perfmodel.units import registry
 
-CHAINS = {**FAMILIES, "roofline": ROOFLINE}
+CHAINS = {**FAMILIES, "roofline": ROOFLINE, "factory": LOOP, "factory metrics": FACTORY}
 DEFINITIONS = [(c, d) for c in CHAINS for d in CHAINS[c].defs]
 
 

@@ -6,7 +6,16 @@ from typing import Any
 
 import sympy as sp
 
-from perfmodel.model import GQA, KDA, MLA, BlockSparse, CompressedAttention, GatedDelta, Mamba2
+from perfmodel.layers import (
+    GQA,
+    KDA,
+    MLA,
+    BlockSparse,
+    CompressedAttention,
+    GatedDelta,
+    Indexer,
+    Mamba2,
+)
 from perfmodel.operators import families as fam
 from perfmodel.operators.builder import DCP, SEQS, TP, Builder, T
 from perfmodel.symbolic import smaller, symbol
@@ -19,26 +28,26 @@ def compressed(b: Builder, a: CompressedAttention) -> None:
     b.linear("q_down+kv", "attention", h, a.q_lora_rank + a.head_dim)
     b.elementwise("norm+rope", 2 * (a.q_lora_rank + a.head_dim) + 2 * h)
     b.linear("q_up", "attention", a.q_lora_rank, width, shards=TP)
-    stored: sp.Expr = smaller(a.window, T) * cache.entry_bytes
+    window_bytes = cache.window_entry_bytes or cache.entry_bytes
+    stored: sp.Expr = smaller(a.window, T) * window_bytes
     window = b.mean_capped(a.window, 1)
-    attended, read = window, smaller(a.window, b.last_context())
+    attended: sp.Expr = window
+    read: sp.Expr = smaller(a.window, b.last_context())
+    if window_bytes != cache.entry_bytes:  # read in entries of the compressed cache
+        read *= window_bytes / cache.entry_bytes
     if a.compression:
-        # keys and gates, twice as wide where entries overlap (each mixes two strides)
-        wide = 2 * a.head_dim * (2 if a.overlap else 1)
-        ape = (a.compression if not a.overlap else 2 * a.compression) * a.head_dim
-        b.linear("compressor", "compressor", h, wide, kernels=2, extra_params=ape)
         entries = sp.floor(T / a.compression)
         last = sp.floor(b.last_context() / a.compression)
-        stored += entries * cache.entry_bytes
+        if not a.kv_shared:
+            _compressor(b, a)
+            stored += entries * cache.entry_bytes
         if a.indexer:
             i = a.indexer
-            assert cache.index_key_bytes is not None, "the card was checked"
-            b.linear("index_query", "indexer", a.q_lora_rank, i.heads * i.head_dim)
-            b.linear("index_weight", "compressor", h, i.heads)
-            b.linear("index_compressor", "compressor", h, 2 * i.head_dim * 2, kernels=2)
-            mean = entries if b.decode else b.mean_context() / a.compression
-            _indexer(b, i.heads, i.head_dim, mean, last)
-            stored += entries * cache.index_key_bytes
+            if not a.index_shared:
+                _index(b, a, i, entries, last)
+            if not (a.index_shared or a.kv_shared):
+                assert cache.index_key_bytes is not None, "the card was checked"
+                stored += entries * cache.index_key_bytes
             picked = b.mean_capped(i.top_k, a.compression)
             attended = picked + window
             # decode gathers per query; prefill reads each entry once and reuses it on chip
@@ -57,14 +66,50 @@ def compressed(b: Builder, a: CompressedAttention) -> None:
     b.cache("kv", stored, DCP)
 
 
+def _compressor(b: Builder, a: CompressedAttention) -> None:
+    """One entry of `compression` tokens; of one token it is a plain projection."""
+    h = b.model.shape.hidden_size
+    if a.compression == 1:
+        b.linear("compressor", "compressor", h, a.head_dim)
+        return
+    # keys and gates, twice as wide where entries overlap (each mixes two strides)
+    wide = 2 * a.head_dim * (2 if a.overlap else 1)
+    ape = (a.compression if not a.overlap else 2 * a.compression) * a.head_dim
+    b.linear("compressor", "compressor", h, wide, kernels=2, extra_params=ape)
+
+
+def _index(b: Builder, a: CompressedAttention, i: Indexer, entries: sp.Expr, last: sp.Expr) -> None:
+    """Query, head weights and (where the layer makes entries) keys; then the scan.
+
+    Candidates differ from query to query: a prefill reads every key.
+    """
+    h = b.model.shape.hidden_size
+    b.linear("index_query", "indexer", a.q_lora_rank, i.heads * i.head_dim)
+    b.linear("index_weight", "compressor", h, i.heads)
+    if not a.kv_shared and i.key_from_entry:
+        b.linear("index_key", "indexer", a.head_dim, i.head_dim)
+    elif not a.kv_shared:
+        b.linear("index_compressor", "compressor", h, 2 * i.head_dim * 2, kernels=2)
+    mean = entries if b.decode else b.mean_context() / a.compression
+    if i.candidates:
+        mean = b.mean_capped(i.candidates, a.compression)
+        last = smaller(b.query * mean, last) if b.decode else last
+    _indexer(b, i.heads, i.head_dim, mean, last)
+
+
 def mla(b: Builder, a: MLA) -> None:
     """Multi-head latent attention: absorbed in decode and when sparse, else full heads."""
     h, cache = b.model.shape.hidden_size, b.precision.cache
     qk, latent = a.nope_dim + a.rope_dim, a.kv_lora_rank + a.rope_dim
     absorbed = b.decode or a.indexer is not None
-    b.linear("q_down+kv_down", "attention", h, a.q_lora_rank + latent)
-    b.elementwise("norm+rope", 2 * (a.q_lora_rank + latent) + 2 * h)
-    b.linear("q_up", "attention", a.q_lora_rank, a.heads * qk, shards=TP)
+    if a.q_lora_rank is None:
+        b.linear("q", "attention", h, a.heads * qk, shards=TP)
+        b.linear("kv_down", "attention", h, latent)
+        b.elementwise("norm+rope", 2 * latent + 2 * h)
+    else:
+        b.linear("q_down+kv_down", "attention", h, a.q_lora_rank + latent)
+        b.elementwise("norm+rope", 2 * (a.q_lora_rank + latent) + 2 * h)
+        b.linear("q_up", "attention", a.q_lora_rank, a.heads * qk, shards=TP)
     # One weight serves two uses: absorbed into queries and outputs, or unfolding cached latents.
     seen = b.tokens if absorbed else SEQS * b.last_context()
     b.linear(
@@ -75,12 +120,13 @@ def mla(b: Builder, a: MLA) -> None:
     stored: sp.Expr = T * cache.entry_bytes
     if a.indexer:
         i = a.indexer
-        assert cache.index_key_bytes is not None, "the card was checked"
-        b.linear("index_query", "indexer", a.q_lora_rank, i.heads * i.head_dim)
-        b.linear("index_key", "indexer", h, i.head_dim)
-        b.linear("index_weight", "compressor", h, i.heads)
-        _indexer(b, i.heads, i.head_dim, b.mean_context(), b.last_context())
-        stored += T * cache.index_key_bytes
+        if not a.index_shared:
+            assert cache.index_key_bytes is not None, "the card was checked"
+            b.linear("index_query", "indexer", a.q_lora_rank or h, i.heads * i.head_dim)
+            b.linear("index_key", "indexer", h, i.head_dim)
+            b.linear("index_weight", "compressor", h, i.heads)
+            _indexer(b, i.heads, i.head_dim, b.mean_context(), b.last_context())
+            stored += T * cache.index_key_bytes
         attended = b.mean_capped(i.top_k, 1)
         read = b.query * attended if b.decode else b.last_context()
     dims = (latent, a.kv_lora_rank) if absorbed else (qk, a.v_dim)
@@ -103,10 +149,14 @@ def kda(b: Builder, a: KDA) -> None:
     h, cache = b.model.shape.hidden_size, b.precision.cache
     assert cache.state_value_bytes is not None and cache.conv_value_bytes is not None
     width, d = a.heads * a.head_dim, a.head_dim
-    b.linear(
-        "qkv+gate", "attention", h, 4 * width, shards=TP, extra_params=3 * width * a.conv_kernel
-    )
-    b.linear("decay_down+beta", "attention", h, a.decay_rank + a.heads)
+    conv_params = 3 * width * a.conv_kernel
+    if a.gate_rank is None:
+        b.linear("qkv+gate", "attention", h, 4 * width, shards=TP, extra_params=conv_params)
+        b.linear("decay_down+beta", "attention", h, a.decay_rank + a.heads)
+    else:
+        b.linear("qkv", "attention", h, 3 * width, shards=TP, extra_params=conv_params)
+        b.linear("decay_down+gate_down+beta", "attention", h, a.decay_rank + a.gate_rank + a.heads)
+        b.linear("gate_up", "attention", a.gate_rank, width, shards=TP)
     b.linear("decay_up", "attention", a.decay_rank, width, shards=TP)
     b.elementwise("conv", 2 * 3 * width / TP)
     state = a.heads * d * d * cache.state_value_bytes

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sympy as sp
 
-from perfmodel.model import Dense, MoE
+from perfmodel.layers import Dense, MoE
 from perfmodel.operators import families as fam
 from perfmodel.operators.builder import DP, EP, ETP, TP, Builder
 from perfmodel.precision import rate_of

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import sympy as sp
 
+from perfmodel.layers import part_counts
 from perfmodel.operators import families as fam
 from perfmodel.operators.builder import DP, PP, SEQS, TP, Builder
 from perfmodel.symbolic import symbol
 
 
-def residual(b: Builder) -> None:
-    """Hyper-connections (mHC) or attention residuals, for the layers of the current kind.
+def residual(b: Builder, first: int, last: int) -> None:
+    """Hyper-connections (mHC) or attention residuals of layers `first` up to `last`.
 
     mHC as in ai-dynamo/aiconfigurator @095f58a, operators/mhc.py: two sites a layer, 2 (4h) 24 FLOP
     to mix, 4h read and written at each half. Attention residuals as in arXiv 2607.24653, 2.2.
@@ -19,7 +20,8 @@ def residual(b: Builder) -> None:
     if r is None:
         return
     # a layer of attention or feed-forward alone has one site
-    sites = {"attention": b.model.attention_counts().total(), "ffn": b.model.ffn_counts().total()}
+    attention, ffn = part_counts(b.model.shape.order[first:last])
+    sites = {"attention": attention.total(), "ffn": ffn.total()}
     if r.type == "mhc":
         n = r.streams or 1
         mix = (2 + n) * n
@@ -33,9 +35,24 @@ def residual(b: Builder) -> None:
         return
     # Attention residuals, unfused: each site of a layer reads every block output so far.
     block = r.block_layers or 1
-    sources = sp.Rational(sum(i // block + 1 for i in range(b.model.layers)), b.model.layers)
-    n = sp.Rational(sum(sites.values()), b.model.layers)  # aggregations a layer, mean
+    sources = sp.Rational(sum(i // block + 1 for i in range(first, last)), last - first)
+    n = sp.Rational(sum(sites.values()), last - first)  # aggregations a layer, mean
     b.elementwise("attention_residual", n * (sources + 1) * h, flops=2 * n * sources * h)
+
+
+def engram(b: Builder) -> None:
+    """Projection of the vectors that a layer looks up: a key for each residual stream, a value.
+
+    Their transfer from host memory runs ahead of the layers (the rows depend on tokens alone) and is
+    not timed.
+    """
+    e, h, r = b.model.engram, b.model.shape.hidden_size, b.model.residual
+    if e is None:
+        return
+    streams = r.streams or 1 if r is not None and r.type == "mhc" else 1
+    b.count = len(e.table_rows)
+    b.linear("engram", "engram", e.rows_per_token * e.row_dim, (streams + 1) * h, shards=TP)
+    b.elementwise("engram_gate", (3 * streams + 1) * h)
 
 
 def embedding(b: Builder) -> None:

@@ -250,7 +250,7 @@ def dsa(family: str, phase: str) -> Callable[[str, pd.DataFrame], Iterator[Group
 def mhc(system: str, rows: pd.DataFrame) -> Iterator[Group]:
     model = load_model("deepseek-v4-pro")
     b = Builder(model, model.precision_named("native"), "decode", layer_kind="residual")
-    step.misc.residual(b)
+    step.misc.residual(b, 0, model.layers)
     h, n = model.shape.hidden_size, model.residual.streams or 1  # type: ignore[union-attr]
     for op_name, r in split(rows, "op_name"):
         ops = []
