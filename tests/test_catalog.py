@@ -79,7 +79,8 @@ def test_every_number_has_a_source_and_ordered_range(cls: Any, path: Path) -> No
         assert q.low is None or q.low <= q.value
         assert q.high is None or q.high >= q.value
         found += 1
-    assert found >= {System: 30, Model: 2, Engine: 10, Protocol: 3}[cls]
+    least = {System: 30, Model: 2, Engine: 10, Protocol: 3}[cls]
+    assert found >= least or data.get("published") == {}  # a model whose sizes nobody has said
     assert card.id == path.stem
     if cls is Model:
         for at in sections(data):
@@ -155,7 +156,7 @@ def test_unknown_and_renamed_keys_are_refused(cls: Any, path: Path) -> None:
 def test_dropped_tables_are_refused(cls: Any, path: Path) -> None:
     data = catalog.load_toml(path)
     for key in data:
-        optional = ("notes", "also", "draft", "vision", "residual")
+        optional = ("notes", "also", "draft", "vision", "residual", "engram", "uncertain")
         if key in optional or (cls is Model and key == "date"):
             continue
         bad = copy.deepcopy(data)
