@@ -12,7 +12,7 @@ import sympy as sp
 
 from perfmodel.model import Model
 from perfmodel.operators.builder import Builder, Op
-from perfmodel.step import collect
+from perfmodel.operators.collect import collect
 
 
 def _ops(model: Model, precision: str, draft: str | None) -> list[tuple[Op, int]]:

@@ -289,22 +289,6 @@ class Model(BaseModel):
         return self
 
     @model_validator(mode="after")
-    def _uncertain_numbers(self) -> Model:
-        for i, u in enumerate(self.uncertain):
-            value = self.number(u.field)
-            if value is None:
-                raise ValueError(
-                    f"uncertain[{i}].field = {short(u.field)}: expected a number of this card, "
-                    "such as ffn.moe.intermediate"
-                )
-            if not u.low <= value <= u.high:
-                raise ValueError(
-                    f"uncertain[{i}].low = {u.low:g}: expected low <= {u.field} <= high, not "
-                    f"{u.low:g} <= {value:g} <= {u.high:g}"
-                )
-        return self
-
-    @model_validator(mode="after")
     def _consistent(self) -> Model:
         if both := sorted(set(self.attention) & set(self.ffn)):
             raise ValueError(f"ffn.{both[0]}: attention has this name too; expected another one")
@@ -353,6 +337,22 @@ class Model(BaseModel):
                 raise ValueError(
                     f"precision.{n}.without_fp4 = {p.without_fp4!r}: expected one of "
                     f"{', '.join(self.precision)}"
+                )
+        return self
+
+    @model_validator(mode="after")
+    def _uncertain_numbers(self) -> Model:
+        for i, u in enumerate(self.uncertain):
+            value = self.number(u.field)
+            if value is None:
+                raise ValueError(
+                    f"uncertain[{i}].field = {short(u.field)}: expected a number of this card, "
+                    "such as ffn.moe.intermediate"
+                )
+            if not u.low <= value <= u.high:
+                raise ValueError(
+                    f"uncertain[{i}].low = {u.low:g}: expected low <= {u.field} <= high, not "
+                    f"{u.low:g} <= {value:g} <= {u.high:g}"
                 )
         return self
 

@@ -7,7 +7,7 @@ import pytest
 from perfmodel import counts
 from perfmodel.api import Plan, estimate, load_model
 from perfmodel.operators.builder import symbol
-from perfmodel.step import collect
+from perfmodel.operators.collect import collect
 
 V4, K3, V32 = (load_model(m) for m in ("deepseek-v4-pro", "kimi-k3", "deepseek-v3.2"))
 M1 = 1_048_576

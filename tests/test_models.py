@@ -19,8 +19,8 @@ from perfmodel.hardware import System
 from perfmodel.layers import NONE, MoE
 from perfmodel.model import Model
 from perfmodel.operators.builder import symbol
+from perfmodel.operators.collect import collect
 from perfmodel.paths import data_dir
-from perfmodel.step import collect
 
 MODELS = api.list_models()
 models = pytest.mark.parametrize("name", MODELS)

@@ -14,7 +14,7 @@ import pytest
 from perfmodel import counts
 from perfmodel.api import list_models, load_model
 from perfmodel.model import Model
-from perfmodel.step import collect
+from perfmodel.operators.collect import collect
 
 M1 = 1_048_576
 GIB = 2**30

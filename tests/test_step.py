@@ -16,7 +16,7 @@ from perfmodel.api import Estimate, Plan
 from perfmodel.errors import DoesNotFit, InputError
 from perfmodel.hardware import System
 from perfmodel.layers import MoE
-from perfmodel.step import collect
+from perfmodel.operators.collect import collect
 
 MODELS, SYSTEMS = api.list_models(), api.list_systems()
 # every model and every machine once: what is enumerated; what is random draws from all pairs

@@ -7,9 +7,9 @@ from typing import Any
 
 import pandas as pd
 
-from perfmodel import step
 from perfmodel.api import load_model
 from perfmodel.model import Model
+from perfmodel.operators import attention, misc
 from perfmodel.operators import families as fam
 from perfmodel.operators.builder import Builder, Op
 from perfmodel.symbolic import symbol
@@ -151,26 +151,10 @@ def mla_decode_points(system: str, rows: pd.DataFrame) -> Iterator[Group]:
 # ---- whole attention modules: projections, core, indexer, as in the step
 
 
-def v4_flash() -> Model:
-    """DeepSeek V4 Flash, as far as its attention goes: the Pro card with its own dims.
-
-    Source: ai-dynamo/aiconfigurator, model_configs/deepseek-ai--DeepSeek-V4-Flash_config.json.
-    """
-    pro = load_model("deepseek-v4-pro")
-    small = dict(heads=64, q_lora_rank=1024, o_groups=8, o_lora_rank=1024)
-    attention = {}
-    for name, a in pro.attention.items():
-        update: dict[str, Any] = dict(small)
-        if getattr(a, "indexer", None):
-            update["indexer"] = a.indexer.model_copy(update=dict(top_k=512))  # type: ignore[union-attr]
-        attention[name] = a.model_copy(update=update)
-    shape = pro.shape.model_copy(update=dict(hidden_size=4096))
-    return pro.model_copy(update=dict(id="deepseek-v4-flash", attention=attention, shape=shape))
-
-
 def _module_ops(model: Model, precision: str, phase: str, kind: str) -> list[Op]:
     b = Builder(model, model.precision_named(precision), phase, layer_kind=kind)
-    step._attention(b, kind)
+    a = model.attention[kind]
+    attention.KINDS[type(a)](b, a)  # type: ignore[operator]
     return [op for op in b.ops if op.link is None]  # collectives are not in these tables
 
 
@@ -191,7 +175,7 @@ def v4_decode(system: str, rows: pd.DataFrame) -> Iterator[Group]:
     small = rows["model"].str.contains("Flash")
     for (ratio, gemm, flash), r in split(rows, ["compress_ratio", "gemm_type", small]):
         kind = {4: "csa", 128: "hca"}[int(ratio)]
-        model = v4_flash() if flash else load_model("deepseek-v4-pro")
+        model = load_model("deepseek-v4-flash" if flash else "deepseek-v4-pro")
         if gemm == "bfloat16":
             model = _with_weights(model, precision, "bf16")
         b, t, tp = (r[c].to_numpy(float) for c in ("batch_size", "step", "tp_size"))
@@ -250,7 +234,7 @@ def dsa(family: str, phase: str) -> Callable[[str, pd.DataFrame], Iterator[Group
 def mhc(system: str, rows: pd.DataFrame) -> Iterator[Group]:
     model = load_model("deepseek-v4-pro")
     b = Builder(model, model.precision_named("native"), "decode", layer_kind="residual")
-    step.misc.residual(b, 0, model.layers)
+    misc.residual(b, 0, model.layers)
     h, n = model.shape.hidden_size, model.residual.streams or 1  # type: ignore[union-attr]
     for op_name, r in split(rows, "op_name"):
         ops = []
