@@ -31,6 +31,7 @@ from perfmodel.model import Model
 from perfmodel.text import si
 
 CONTEXTS = (1 << 10, 1 << 12, 1 << 14, 1 << 16, 1 << 18, 1 << 20)
+TABLES = "engram_tables"  # tensor class that lies in host memory
 CAPEX = "capex"  # beside the prices by the hour
 PRICES = {**api.PRICE_BASES, CAPEX: "purchase price"}
 
@@ -50,7 +51,7 @@ MACHINE_METRICS = {
     "price_per_bandwidth": ("price/(B/s)", "price over HBM bandwidth"),
 }
 MODEL_METRICS = {
-    "total": ("1", "parameters, computed from the shapes, vision tower included"),
+    "total": ("1", "parameters, computed: with the vision tower, without tables in host memory"),
     "active": ("1", "parameters a token uses, computed: no input embedding"),
     "total_published": ("1", "parameters as published"),
     "active_published": ("1", "parameters a token uses, as published"),
@@ -240,7 +241,9 @@ def _model(m: Model, precision: str, contexts: Sequence[int]) -> list[dict[str, 
         row(metric, _cell(value, math.nan, math.nan, source), part, context)
 
     parameters, weights = counts.parameters(m), counts.weight_bytes(m, precision)
-    computed("total", sum(parameters.values()), shapes)
+    tables = parameters.get(TABLES, 0.0)  # published totals leave them out
+    apart = f"; without {si(tables, '1')} parameters of tables in host memory" if tables else ""
+    computed("total", sum(parameters.values()) - tables, shapes + apart)
     computed("active", counts.active_parameters(m), shapes)
     for name in ("total", "active"):
         q = getattr(m.published, f"{name}_parameters")
@@ -282,7 +285,9 @@ def _sections(m: Model, precision: str | None = None) -> str:
     used: dict[str, Any] = {"shape": m.shape}
     used |= {f"attention.{n}": m.attention[n] for n in m.attention_counts() if n in m.attention}
     used |= {f"ffn.{n}": m.ffn[n] for n in m.ffn_counts() if n in m.ffn}
-    used |= {n: part for n in ("residual", "vision") if (part := getattr(m, n)) is not None}
+    used |= {
+        n: part for n in ("residual", "vision", "engram") if (part := getattr(m, n)) is not None
+    }
     if precision is not None:
         used[f"precision.{precision}"] = m.precision[precision]
     by_source: dict[tuple[str, str], list[str]] = {}

@@ -13,6 +13,7 @@ import pandas as pd
 from perfmodel import api
 from perfmodel import catalogue as c
 from perfmodel import catalogue_charts as draw
+from perfmodel import catalogue_tables as tables
 from perfmodel.errors import PerfModelError
 from perfmodel.live import LiveChart
 
@@ -122,7 +123,7 @@ class MachineCatalogue(Catalogue):
         return c.machine_frame(good, self.power.value, self.price.value), notes
 
     def make_table(self) -> str:
-        return draw.machine_table(
+        return tables.machine_table(
             self.frame, self.precision.value, self.power.value, self.price.value
         )
 
@@ -191,7 +192,7 @@ class ModelCatalogue(Catalogue):
         return frame, notes
 
     def make_table(self) -> str:
-        return draw.model_table(self.frame, self.context.value, self.precision.value)
+        return tables.model_table(self.frame, self.context.value, self.precision.value)
 
     def views(self) -> dict[str, tuple[str, Callable[[], Any]]]:
         context = self.context.value
