@@ -21,7 +21,7 @@ def html_table(head: Sequence[Cell], rows: Iterable[Sequence[Cell]], caption: st
 
     def cell(tag: str, text: str, title: str, n: int, scope: str) -> str:
         kept = "position:sticky;left:0;background:var(--jp-layout-color0,#fff)" if n == 0 else ""
-        style = f"text-align:{'left' if n == 0 else 'right'};padding:2px 8px;{kept}"
+        style = f"text-align:{'left' if n == 0 else 'right'};padding:2px 5px;{kept}"
         hover = f' title="{html.escape(title)}"' if title else ""
         return f'<{tag}{scope}{hover} style="{style}">{html.escape(text)}</{tag}>'
 
@@ -34,11 +34,10 @@ def html_table(head: Sequence[Cell], rows: Iterable[Sequence[Cell]], caption: st
     ]
     body = "".join(f"<tr>{line}</tr>" for line in lines)
     return (
+        f"<div>{html.escape(caption)}</div>"
         '<div class="perfmodel-table" style="overflow-x:auto" tabindex="0"><table style="'
         "white-space:nowrap;font-size:12px;font-variant-numeric:tabular-nums;cursor:help;"
-        f'line-height:1.35"><caption style="text-align:left;white-space:normal">'
-        f"{html.escape(caption)}</caption><thead><tr>{top}</tr></thead>"
-        f"<tbody>{body}</tbody></table></div>"
+        f'line-height:1.35"><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table></div>'
     )
 
 

@@ -22,7 +22,10 @@ WIDE = w.Layout(width="296px")
 # Sources are long; the tooltip of Vega cuts its values after a few lines.
 TOOLTIP = (
     "<style>#vg-tooltip-element table tr td.value{max-width:420px;max-height:none}"
-    "#vg-tooltip-element table tr td.key{max-width:90px}</style>"
+    "#vg-tooltip-element table tr td.key{max-width:90px}"
+    # a long one lies over the table: nothing may shine through
+    "#vg-tooltip-element.light-theme,#vg-tooltip-element{background:#fff}"
+    "#vg-tooltip-element.dark-theme{background:#202020}</style>"
 )
 
 
