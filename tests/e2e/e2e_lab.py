@@ -11,6 +11,10 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
 
 FLAGS = [
     "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
@@ -97,3 +101,49 @@ def open_and_run(page, url: str, notebook: str, timeout_s: int = 120) -> None:
         .every(w => w.model.executionCount !== null && w.model.executionState !== 'running')""",
         timeout=timeout_s * 1000, polling=100,
     )  # fmt: skip
+
+
+@contextlib.contextmanager
+def opened(root: Path, folder: Path, notebook: str) -> Iterator[Any]:
+    """A page with the notebook run in JupyterLab; what goes wrong is listed in `page.problems`.
+
+    Without a browser the test is skipped, or fails where PERFMODEL_REQUIRE_BROWSER=1.
+    """
+    path = chromium()
+    if path is None:
+        if os.environ.get("PERFMODEL_REQUIRE_BROWSER") == "1":
+            pytest.fail("no chromium, and PERFMODEL_REQUIRE_BROWSER=1: apt-get install chromium")
+        pytest.skip("NO BROWSER TEST: chromium is not installed (apt-get install chromium)")
+    from playwright.sync_api import sync_playwright
+
+    with jupyterlab(root, folder) as url, sync_playwright() as pw:
+        browser = pw.chromium.launch(executable_path=path, args=FLAGS)
+        page: Any = browser.new_page(viewport={"width": 1440, "height": 1500})
+        page.problems = []
+        page.on("pageerror", lambda e: page.problems.append(f"error: {e}"))
+        page.on(
+            "console",
+            lambda m: m.type == "error" and page.problems.append(f"console: {m.text} {m.location}"),
+        )
+        page.on("requestfailed", lambda r: page.problems.append(f"failed: {r.url} {r.failure}"))
+        page.on(
+            "response",
+            lambda r: r.status >= 400 and page.problems.append(f"{r.status}: {r.url}"),
+        )
+        page.on("request", lambda r: _check_loopback(page, r.url))
+        open_and_run(page, url, notebook)
+        yield page
+        browser.close()
+
+
+def _check_loopback(page: Any, url: str) -> None:
+    parts = urlsplit(url)
+    if parts.scheme in ("http", "https", "ws", "wss") and parts.hostname != "127.0.0.1":
+        page.problems.append(f"request to elsewhere: {url}")
+
+
+def shot(page: Any, root: Path, name: str) -> None:
+    """Keep a picture of the page in out/shots."""
+    folder = root / "out" / "shots"
+    folder.mkdir(parents=True, exist_ok=True)
+    page.screenshot(path=str(folder / f"{name}.png"))

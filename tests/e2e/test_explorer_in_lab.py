@@ -1,11 +1,9 @@
 """The explorer in a real JupyterLab and browser: drawn, quick, and silent on the network."""
 
-import os
 import statistics
-from urllib.parse import urlsplit
 
 import pytest
-from e2e_lab import FLAGS, chromium, jupyterlab, open_and_run
+from e2e_lab import opened, shot
 
 pytestmark = pytest.mark.slow
 SLIDER_MS = 250  # generous: the machine may be busy; quiet, it takes a quarter of this
@@ -14,41 +12,11 @@ HANDLE = ".perfmodel-explorer .widget-hslider:has(label:text-is('Context tokens'
 
 @pytest.fixture(scope="module")
 def page(root, tmp_path_factory):
-    path = chromium()
-    if path is None:
-        if os.environ.get("PERFMODEL_REQUIRE_BROWSER") == "1":
-            pytest.fail("no chromium, and PERFMODEL_REQUIRE_BROWSER=1: apt-get install chromium")
-        pytest.skip("NO BROWSER TEST: chromium is not installed (apt-get install chromium)")
-    from playwright.sync_api import sync_playwright
-
-    folder = tmp_path_factory.mktemp("lab")
-    with jupyterlab(root, folder) as url, sync_playwright() as pw:
-        browser = pw.chromium.launch(executable_path=path, args=FLAGS)
-        page = browser.new_page(viewport={"width": 1440, "height": 1500})
-        page.problems = []
-        page.on("pageerror", lambda e: page.problems.append(f"error: {e}"))
-        page.on(
-            "console",
-            lambda m: m.type == "error" and page.problems.append(f"console: {m.text} {m.location}"),
-        )
-        page.on("requestfailed", lambda r: page.problems.append(f"failed: {r.url} {r.failure}"))
-        page.on(
-            "response",
-            lambda r: r.status >= 400 and page.problems.append(f"{r.status}: {r.url}"),
-        )
-        page.on("request", lambda r: _check_loopback(page, r.url))
-        open_and_run(page, url, "notebooks/explorer.ipynb")
+    with opened(root, tmp_path_factory.mktemp("lab"), "notebooks/explorer.ipynb") as page:
         page.wait_for_selector(".perfmodel-chart svg", timeout=60_000)
         page.wait_for_selector(".perfmodel-breakdown svg", timeout=60_000)
         page.wait_for_timeout(1500)
         yield page
-        browser.close()
-
-
-def _check_loopback(page, url):
-    parts = urlsplit(url)
-    if parts.scheme in ("http", "https", "ws", "wss") and parts.hostname != "127.0.0.1":
-        page.problems.append(f"request to elsewhere: {url}")
 
 
 def curves(page):
@@ -65,12 +33,6 @@ def axis_colour(page):
     )
     assert fill.startswith("rgb"), fill
     return [float(x) for x in fill[fill.index("(") + 1 : -1].split(",")[:3]]
-
-
-def shot(page, root, name):
-    folder = root / "out" / "shots"
-    folder.mkdir(parents=True, exist_ok=True)
-    page.screenshot(path=str(folder / f"{name}.png"))
 
 
 def test_curves_breakdown_and_memory_are_drawn(page, root):
